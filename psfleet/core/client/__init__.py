@@ -1,4 +1,4 @@
-"""`psfleet.connect()`: tables that a script pulls and pushes by hand, embedded or on a cluster.
+"""`psfleet.connect()`: a client for scripts that pull and push tables themselves, embedded or on a cluster.
 
 Start with `client.py`: each method of a Client is one request to the runtime of the process.
 

@@ -4,10 +4,10 @@
         users = ps.sparse_table("users", dim=16, optimizer=psfleet.optimizer.Ftrl(0.1, l1=1.0))
         rows = users.pull(ids)
         users.push(ids, grads).wait()
-        ps.pull({users: ids, items: other_ids})  # several tables in one call; so do push and pull_ahead
+        ps.pull({users: ids, items: other_ids})  # several tables in one call; also push and pull_ahead
 
-The same script runs embedded, or on the cluster that its environment names. The handles of tables are in
-`client_tables`, and `connect` is in `process_client`.
+The same script runs embedded (all tables in its own process), or on the cluster that its environment names.
+The table classes are in `client_tables`, and `connect` is in `process_client`.
 """
 
 import functools
@@ -76,17 +76,20 @@ Table = TypeVar("Table", SparseTable, DenseTable)
 
 @checked
 class Client:
-    """Opens the tables of a fleet by name, and pulls from and pushes to several at once.
+    """Opens the tables of a fleet by name. Pulls from and pushes to one or several tables.
 
-    A context manager: leaving the block waits until all pushes are applied, and leaves the fleet. All
-    clients that `connect()` makes without an `environment`, and `psfleet.fleet`, count as one worker of the
-    fleet. The process leaves the fleet when the last of them is closed; after `fleet.init()`, when the
-    script ends.
+        with psfleet.connect() as ps:
+            users = ps.sparse_table("users", dim=16, optimizer=psfleet.optimizer.Adam(0.001))
+
+    A client is a context manager: at the end of the block it waits until all pushes are applied, and leaves
+    the fleet. All clients that `connect()` makes without an `environment`, and `psfleet.fleet`, are the same
+    worker of the fleet. The process leaves the fleet when the last of these clients is closed; after
+    `fleet.init()`, when the script ends.
 
     Args:
-        runtime: Access to the tables: embedded, on a cluster, or only for reading.
-        leave: Function that leaves the fleet. It gets the runtime and the seconds that it may wait for other
-            workers, or None for the usual deadline. By default it closes the runtime.
+        runtime: Access to the tables: embedded, on a cluster, or read-only.
+        leave: Function that leaves the fleet. Its arguments are the runtime and the seconds that it may wait
+            for other workers, or None for the usual deadline. By default it closes the runtime.
     """
 
     def __init__(
@@ -121,20 +124,20 @@ class Client:
         Args:
             name: Name of the table, unique in the fleet.
             dim: Width of a row, 1 to 1024. May be None for a table that is only read.
-            optimizer: Optimizer whose rule and hyperparameters become the table's. Each push carries its
-                current learning rate.
-            initializer: Initial value of a row, from psfleet.initializer. Uniform in [-0.01, 0.01) by
+            optimizer: Optimizer that the servers apply to the table. Each push has the optimizer's learning
+                rate at that time.
+            initializer: Initial values of a row, from psfleet.initializer. Uniform in [-0.01, 0.01) by
                 default.
-            seed: Seed of the initializer, if it has none itself.
+            seed: Seed of the initializer, if the initializer has no seed.
             entry: Rule that decides which new ids get a row, and which rows are evicted, such as
-                psfleet.CountFilterEntry. With None every pushed id gets a row, and none is evicted.
-            device: Memory of the table on the servers, with the values of --device, which is also the
+                psfleet.CountFilterEntry. With None every pushed id gets a row, and no row is evicted.
+            device: Memory of the table on the servers, one of the values of --device, which is also the
                 default.
-            servers: Number of servers that hold the table, 1 to 1024. A small table on few servers saves
-                calls in each step. None means all. An existing table stays where it is.
-            precision: Storage of rows on the servers: "float32", "bfloat16" (for the weights),
-                "bfloat16/bfloat16" or "bfloat16/int8" (for weights and state), see docs/tables.md. Pulled and
-                pushed values and all arithmetic are float32.
+            servers: Number of servers that store the table, 1 to 1024. A small table on few servers saves
+                calls in each step. None means all servers. For an existing table it has no effect.
+            precision: Number format of rows on the servers: "float32", "bfloat16" (for the weights),
+                "bfloat16/bfloat16" or "bfloat16/int8" (for weights and optimizer state), see docs/tables.md.
+                Pulled and pushed values and all arithmetic are float32.
 
         Raises:
             ConfigError: The servers do not have that device.
@@ -168,6 +171,9 @@ class Client:
     def features(self, features: FeatureSet) -> ClientFeatures:
         """Open the tables of a feature set, and create those that no worker has created yet.
 
+            features = ps.features(feature_set)
+            batch = features.batch({"user": users, "friends": friends})
+
         Raises:
             TableConflict: A table exists with another definition.
             UnknownTable: A table has no optimizer, so that it is only read, and does not exist.
@@ -196,13 +202,15 @@ class Client:
     ) -> DenseTable:
         """Open a table that holds one array, and create it with `value` if no worker has done so yet.
 
+            bias = ps.dense_table("bias", np.zeros(10), psfleet.optimizer.SGD(0.1))
+
         Args:
             name: Name of the table, unique in the fleet.
-            value: Initial value, of any shape. Not needed without an optimizer, which opens an existing
+            value: Initial value, of any shape. May be None without an optimizer, which opens an existing
                 table.
-            optimizer: As for `sparse_table`.
-            device: As for `sparse_table`.
-            servers: As for `sparse_table`, but None means as few as the table's size needs.
+            optimizer: Optimizer that the servers apply to the table, or None to only read an existing table.
+            device: Memory of the table on the servers, one of the values of --device.
+            servers: Number of servers that store the table. None means as few as the table's size needs.
         """
         if optimizer is None:
             shape = None if value is None else np.shape(value)
@@ -250,8 +258,10 @@ class Client:
         window: int = 0,
         decay: float = 0.0,
     ) -> FleetMetrics:
-        """Make metrics over the samples of all workers, each counted exactly once, as `fleet.metrics`
-        does."""
+        """Create metrics over the samples of all workers, each sample counted exactly once.
+
+        The arguments are those of `psfleet.fleet.metrics`.
+        """
         return FleetMetrics(self.runtime, metrics, name, slices, window, decay)
 
     def evaluate(
@@ -263,7 +273,7 @@ class Client:
         folder: str | os.PathLike[str] | None = None,
         transform: Callable[[Any], Any] | None = None,
     ) -> "CutEvaluation":
-        """Evaluate a model at one cut through the training, while training goes on, as `fleet.evaluate` does.
+        """Evaluate a model with the weights of one moment of the training, while training goes on.
 
             def chance(tables, ids):
                 return sigmoid(tables.sparse_table("users").pull(ids).sum(1))
@@ -271,9 +281,10 @@ class Client:
             found = ps.evaluate(chance, [(ids, clicks)], [metrics.Auc()]).result()
 
         Args:
-            model: Function of a client, whose tables have the values at the cut and can only be read, and of
-                the inputs of a batch. Returns the predictions. Another thread calls it.
-            batches, metrics, slices, folder, transform: As for `fleet.evaluate`.
+            model: Function that returns the predictions for a batch. Its arguments are a client, whose tables
+                have the values of that moment and are read-only, and the inputs of the batch. Another thread
+                calls it.
+            batches, metrics, slices, folder, transform: Arguments of `fleet.evaluate`.
         """
 
         from psfleet.serving.prediction import evaluate_cut  # loads programs
@@ -284,13 +295,14 @@ class Client:
         return evaluate_cut(self.runtime, make, batches, metrics, slices, folder, transform)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write a snapshot of every table with its optimizer state, as `fleet.save_persistables` does.
+        """Write a snapshot of all tables with their optimizer state, as `fleet.save_persistables` does.
 
         Worker 0 saves; on other workers the call does nothing. Call `barrier()` first if the snapshot must
         contain all pushes of the other workers.
 
         Args:
-            folder: Folder to write, which all servers must see, or a URL. It appears complete or not at all.
+            folder: Folder to write, which all servers must be able to access, or a URL. If saving fails, the
+                folder does not exist.
 
         Raises:
             CheckpointError: The fleet has no table, or the folder cannot be written.
@@ -299,20 +311,21 @@ class Client:
             save(self.runtime, folder_of(folder, "save"))
 
     def load(self, folder: str | os.PathLike[str], tables: TableNames | None = None) -> None:
-        """Set tables to the contents of a snapshot, which any number of servers may have written.
+        """Load tables from a snapshot, which any number of servers may have written.
 
             ps.load("model")                                # every table
             ps.load("model", tables={"users": "old_users"})  # weights only, from a table of another name
 
         All workers must call it after they have opened their tables. Worker 0 loads, and the other workers
-        wait for it.
+        wait for worker 0.
 
         Args:
             folder: Folder of the snapshot, or its URL.
-            tables: None loads every table of the snapshot with its definition. Names of tables load the
-                weights of those, as a warm start; a mapping gives each the snapshot's table of another
-                name. A table also gets the snapshot's optimizer state if the rules are equal, else initial
-                state. Rows that the snapshot lacks, and other tables, keep their values.
+            tables: None loads every table of the snapshot with its definition. A list of names loads only the
+                weights of these tables, as a warm start. A mapping does so from tables of other names, as
+                {name in the script: name in the snapshot}. A table also gets the snapshot's optimizer state
+                if the optimizer rules are equal, else initial state. Rows that the snapshot lacks, and other
+                tables, keep their values.
 
         Raises:
             CheckpointError: The folder is missing or damaged, no table of the script would get a value, or a
@@ -327,8 +340,8 @@ class Client:
             rows[users], rows[bias]
 
         Args:
-            ids: For each sparse table its ids, as for `SparseTable.pull`, or its entry of `pooled` of a
-                batch of features. None for a dense table.
+            ids: For each sparse table its ids, as in `SparseTable.pull`, or the table's value in `pooled` of
+                a batch of features. None for a dense table.
 
         Returns:
             The values by table, in the order of `ids`: float32 [*ids.shape, dim] of a sparse table, float32
@@ -341,8 +354,14 @@ class Client:
         return by_table(ids, reads, self.runtime.pull(reads))
 
     def pull_ahead(self, ids: Mapping[T, ArrayLike | PooledIds | None]) -> TablesAhead[T]:
-        """Start to pull values of several tables for a coming batch, as `SparseTable.pull_ahead` does for
-        one."""
+        """Start to pull values of several tables for a later batch. `wait()` on the result returns them.
+
+            coming = ps.pull_ahead({users: next_ids, bias: None})
+            ...
+            rows = coming.wait()[users]
+
+        `SparseTable.pull_ahead` explains which pushes the values contain.
+        """
         reads = reads_of(self.runtime, ids)
         return TablesAhead(ids, reads, self.runtime.pull_ahead(reads))
 
@@ -351,17 +370,17 @@ class Client:
 
             ps.push({users: (ids, grads), items: (others, slopes), bias: slope})
 
-        Each table is updated once, with its own optimizer and rate. In sync mode the call is this worker's
-        part of one round, however many tables it names. A table that only some workers name gets the mean
-        of their gradients. An empty mapping takes part in the round and changes nothing.
+        Each table is updated once, with its own optimizer and learning rate. In sync mode the call is this
+        worker's part of one round, for any number of tables. If only some workers push to a table, the mean
+        is over their gradients. An empty mapping takes part in the round and changes nothing.
 
         Args:
             gradients: For each sparse table the arguments of `SparseTable.push` as a tuple, (ids, grads) or
-                (ids, grads, shows, clicks), or its entry of `pooled_gradients` of a batch of features. For
-                each dense table its gradient.
+                (ids, grads, shows, clicks), or the table's value in `pooled_gradients` of a batch of
+                features. For each dense table its gradient.
 
         Returns:
-            A ticket; `.wait(timeout)` returns when every server has acknowledged the push.
+            The outstanding push; its `wait(timeout)` returns when every server has acknowledged the push.
 
         Raises:
             UsageError: A key is no table of this client, or its gradient is not valid. Nothing was sent to
@@ -376,26 +395,38 @@ class Client:
 
     @property
     def cut(self) -> FollowedCut | None:
-        """Cut of the training that a client of `connect(follow=...)` holds, or None for any other client."""
+        """State of the training that a client of `connect(follow=...)` has copied, or None otherwise."""
         return self.runtime.cut
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until every push so far is applied on the servers."""
+        """Wait until every push so far is applied on the servers.
+
+        Args:
+            timeout: Seconds to wait, or None for the usual deadline.
+        """
         self.runtime.flush(timeout)
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Wait until every worker has called this."""
+        """Wait until every worker has called this method.
+
+        Args:
+            timeout: Seconds to wait, or None for the usual deadline.
+        """
         self.runtime.barrier(timeout)
 
     def set_mode(self, mode: str, **settings: Any) -> None:
-        """Continue in another consistency mode, as `psfleet.fleet.set_mode` does. All workers must call
-        it."""
+        """Switch to another consistency mode during training. All workers must call it.
+
+            ps.set_mode("ssp", staleness=4)
+
+        The arguments are those of `psfleet.fleet.set_mode`.
+        """
         settings_of_mode = Settings.from_parts({"consistency": {"mode": mode, **settings}})
         self.runtime.set_mode(settings_of_mode.consistency)
 
     @property
     def worker_index(self) -> int:
-        """This worker's index, from 0."""
+        """Rank of this worker, from 0."""
         return self.runtime.worker_index
 
     @property
@@ -404,12 +435,14 @@ class Client:
         return self.runtime.worker_num
 
     def stats(self) -> list[dict[str, Any]]:
-        """Return the tables, pushes and bytes of each server, one dict for each."""
+        """Return one dictionary for each server, with its tables, pushes and bytes."""
         return self.runtime.stats()
 
     def close(self) -> None:
-        """Wait for all pushes and leave the fleet. Later calls of the client or its tables raise
-        UsageError. Safe to call twice."""
+        """Wait for all pushes and leave the fleet. Safe to call twice.
+
+        Later calls of the client or its tables raise UsageError.
+        """
         self._close()
 
     def __enter__(self) -> "Client":
@@ -425,7 +458,7 @@ class Client:
             self.close()
             return
         current().expect_exit(value)
-        try:  # a short wait: if other workers have failed too, the round never completes
+        try:  # wait only briefly: if other workers have failed too, the round never completes
             self._close(_AFTER_FAILURE)
         except PsfleetError as error:
             value.add_note(f"psfleet: the last pushes may not be applied: {error}")

@@ -1,7 +1,7 @@
-"""Handles of tables: SparseTable, DenseTable and ClientFeatures, which `Client` opens.
+"""SparseTable, DenseTable and ClientFeatures: the objects that `Client` opens and a script pulls and pushes.
 
-They turn a script's arrays into the runtime's reads and gradients. Of a call for several tables every part
-is checked before anything is sent.
+They convert a script's arrays to the runtime's reads and gradients. In a call for several tables, all
+arguments are checked before anything is sent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,14 +37,14 @@ T = TypeVar("T", bound="ClientTable")
 
 @checked
 class ClientTable:
-    """Base of the handles, with what calls for several tables need.
+    """Base of SparseTable and DenseTable, with methods that calls for several tables use.
 
-    Not an ABC, although its methods are abstract: `isinstance` of an ABC takes 2 us, for each table of each
+    Not an ABC, although some methods are abstract: `isinstance` of an ABC takes 2 us, for each table of each
     call.
 
     Attributes:
-        spec: The table's definition.
-        optimizer: Optimizer that gives the learning rate of each push, or None if the table is only read.
+        spec: Definition of the table.
+        optimizer: Optimizer that has the learning rate of each push, or None if the table is only read.
     """
 
     def __init__(self, runtime: Runtime, spec: TableSpec, optimizer: Optimizer | None) -> None:
@@ -69,7 +69,7 @@ class ClientTable:
         )
 
     def _write(self, values: Any, ids: NDArray[np.int64] | None = None) -> None:
-        """Set weights, of the given ids or of the whole dense table."""
+        """Overwrite weights of the given ids, or of the whole dense table."""
         if self.optimizer is None:
             self._refuse("written to")
         write_weights(self._runtime, self.spec, values, ids)
@@ -92,7 +92,7 @@ class ClientTable:
 
 
 class TablesAhead(Generic[T]):
-    """Result of `Client.pull_ahead`: values of several tables that are still on their way."""
+    """Result of `Client.pull_ahead`: values of several tables that may not have arrived yet."""
 
     def __init__(self, ids: Mapping[T, Any], reads: Sequence[Read], pull: PendingPull) -> None:
         self._asked = dict(ids)
@@ -100,14 +100,14 @@ class TablesAhead(Generic[T]):
         self._awaited = pull
 
     def wait(self) -> dict[T, Floats]:
-        """Return the values by table, as `Client.pull` returns them."""
+        """Wait for the values, and return them by table as `Client.pull` does."""
         return by_table(self._asked, self._reads, self._awaited.wait())
 
 
 def by_table(
     ids: Mapping[T, Any], reads: Sequence[Read], values: Sequence[Floats]
 ) -> dict[T, Floats]:
-    """Return the values with the tables as keys, in the order of the call.
+    """Return a mapping from table to values, in the order of the call.
 
     Args:
         ids: Argument of `Client.pull`.
@@ -121,7 +121,7 @@ def by_table(
 
 
 def reads_of(runtime: Runtime, ids: Mapping[T, Any]) -> list[Read]:
-    """Turn the argument of `Client.pull` into reads for the runtime.
+    """Convert the argument of `Client.pull` to reads for the runtime.
 
     Raises:
         UsageError: A key or its ids are not valid. The error names the table.
@@ -130,7 +130,7 @@ def reads_of(runtime: Runtime, ids: Mapping[T, Any]) -> list[Read]:
 
 
 def gradients_of(runtime: Runtime, gradients: Mapping[T, Any]) -> list[Gradient]:
-    """Turn the argument of `Client.push` into gradients for the runtime.
+    """Convert the argument of `Client.push` to gradients for the runtime.
 
     Raises:
         UsageError: A key or its gradient is not valid. The error names the table.
@@ -154,40 +154,46 @@ def _parts(runtime: Runtime, parts: Mapping[T, Any], call: str) -> Sequence[tupl
 
 @checked
 class RowsAhead:
-    """Result of `SparseTable.pull_ahead`: rows that are still on their way."""
+    """Result of `SparseTable.pull_ahead`: rows that may not have arrived yet."""
 
     def __init__(self, pull: PendingPull) -> None:
         self._awaited = pull
 
     def wait(self) -> Floats:
-        """Return the rows: float32 [*ids.shape, dim]."""
+        """Wait for the rows and return them: float32 [*ids.shape, dim]."""
         return self._awaited.wait()[0]
 
 
 @checked
 class SparseTable(ClientTable):
-    """Table of rows by id, opened by `Client.sparse_table`."""
+    """Table of rows by id, opened by `Client.sparse_table`.
+
+        rows = users.pull(ids)
+        users.push(ids, grads).wait()
+
+    Without an optimizer the table can only be read.
+    """
 
     def pull(self, ids: ArrayLike) -> Floats:
-        """Return the current rows: float32 [*ids.shape, dim].
+        """Return the current rows of these ids: float32 [*ids.shape, dim].
 
         Args:
-            ids: int64 of any shape, repeats allowed. An id that was never pushed gets its initial value,
-                which depends only on the id and the seed. A pull creates no row.
+            ids: int64 of any shape, repeats allowed. An id that was never pushed has its initial values,
+                which depend only on the id and the seed. A pull creates no row.
         """
         return self._runtime.pull([self._read(ids)])[0]
 
     def pull_ahead(self, ids: ArrayLike) -> "RowsAhead":
-        """Start to pull the rows of the next batch while this one is computed.
+        """Start to pull the rows of the next batch, while the script computes the present batch.
 
             coming = table.pull_ahead(first_ids)
             for ids, next_ids in zip(batches, batches[1:]):
                 rows = coming.wait()
-                coming = table.pull_ahead(next_ids)  # takes the previous push along in the same call
+                coming = table.pull_ahead(next_ids)  # sent together with the previous push
                 table.push(ids, gradients(rows))
 
-        In async mode the rows lack the gradients of exactly one batch, the one that is pushed after this
-        call. Call it before that push. In the other modes and embedded it is a plain pull, made at once.
+        Call it before the push of the present batch. In async mode the rows then contain all of this worker's
+        pushes except that one. In the other modes and embedded it pulls at once and waits for the rows.
         """
         return RowsAhead(self._runtime.pull_ahead([self._read(ids)]))
 
@@ -198,17 +204,17 @@ class SparseTable(ClientTable):
         shows: ArrayLike | None = None,
         clicks: ArrayLike | None = None,
     ) -> PendingPush:
-        """Send gradients, to be applied with the optimizer's current learning rate.
+        """Send gradients, which the servers apply with the optimizer's current learning rate.
 
         Args:
-            ids: int64 of any shape. Gradients of repeated ids are summed in their order.
+            ids: int64 of any shape. Gradients of repeated ids are summed in the given order.
             grads: float32 [*ids.shape, dim], the shape that `pull` returns.
             shows: float32 [*ids.shape], for a table with a ShowClickEntry: how often each id was shown. None
                 means once each.
             clicks: float32 [*ids.shape], for such a table: how often each id was clicked. None means never.
 
         Returns:
-            A ticket; `.wait(timeout)` returns when every server has acknowledged the push.
+            The outstanding push; its `wait(timeout)` returns when every server has acknowledged the push.
 
         Raises:
             IdError, ShapeError: The ids, or the gradients for them, are not valid. Nothing was sent.
@@ -216,13 +222,13 @@ class SparseTable(ClientTable):
         return self._runtime.push([self._rows_gradient(ids, grads, shows, clicks)])
 
     def write(self, ids: ArrayLike, rows: ArrayLike) -> None:
-        """Set rows, for example to values trained elsewhere. Their optimizer state starts again.
+        """Overwrite rows, for example with values trained elsewhere. Their optimizer state is reset.
 
-        The rows change at once, outside of any round. If several workers train, one of them should write
+        The rows change at once, outside of any round. If several workers train, only one worker should write,
         between two barriers. Rows of other ids keep their values.
 
         Args:
-            ids: int64 of any shape, no id twice.
+            ids: int64 of any shape, without repeats.
             rows: float32 [*ids.shape, dim], the shape that `pull` returns.
 
         Raises:
@@ -238,7 +244,12 @@ class SparseTable(ClientTable):
         self._write(values.reshape(-1, self.spec.dim), keys.reshape(-1))
 
     def evictions(self, position: Sequence[int] = ()) -> EvictionReader:
-        """Return a reader of the ids whose rows are evicted, as `psfleet.fleet.evictions` does."""
+        """Return a reader of the ids whose rows are evicted from this table.
+
+        Args:
+            position: Position at which to begin, from an earlier reader, or () for the oldest stored
+                evictions.
+        """
         return EvictionReader(self._runtime, self.spec, position)
 
     def _read(self, ids: Any) -> Read:
@@ -247,7 +258,7 @@ class SparseTable(ClientTable):
         return Read(self.spec.key, as_ids(ids, self.spec.label))
 
     def _gradient(self, part: Any) -> Gradient:
-        """Make a gradient from a tuple of `push`'s arguments, or from a PooledGradient."""
+        """Convert a tuple of `push`'s arguments, or a PooledGradient, to a gradient for the runtime."""
         if isinstance(part, PooledGradient):
             gradient = gradient_of(self.spec.key, part, self._rate())
             return gradient if self._runtime.pools else gradient.spread()
@@ -305,18 +316,27 @@ class SparseTable(ClientTable):
 
 @checked
 class DenseTable(ClientTable):
-    """Table that holds one array, opened by `Client.dense_table`."""
+    """Table that holds one array, opened by `Client.dense_table`.
+
+        value = bias.pull()
+        bias.push(gradient).wait()
+
+    Without an optimizer the table can only be read.
+    """
 
     def pull(self) -> Floats:
         """Return the current value: float32 of the table's shape."""
         return self._runtime.pull([self._read(None)])[0]
 
     def push(self, grad: ArrayLike) -> PendingPush:
-        """Send a gradient of the table's shape. Returns a ticket, as `SparseTable.push` does."""
+        """Send a gradient of the table's shape.
+
+        `wait()` on the result waits until all servers acknowledge it.
+        """
         return self._runtime.push([self._gradient(grad)])
 
     def write(self, value: ArrayLike) -> None:
-        """Set the whole array at once. Its optimizer state stays."""
+        """Overwrite the whole array at once. Its optimizer state does not change."""
         where = f"table {self.spec.name!r}"
         values = as_numbers(value, f"the value of {where}")
         if values.shape != self.spec.shape:
@@ -348,7 +368,8 @@ class ClientFeatures:
         ...
         ps.push({**batch.pooled_gradients(gradients), bias: slope})
 
-    To pool the rows in the script instead, pull `batch.ids`, then use `batch.pool` and `batch.gradients`.
+    Here the rows of a feature are pooled (for example summed) per sample. To pool them in the script instead,
+    pull `batch.ids`, then use `batch.pool` and `batch.gradients`.
 
     Attributes:
         features: The feature set.
@@ -360,12 +381,14 @@ class ClientFeatures:
         self.tables = dict(tables)
 
     def batch(self, batch: Any) -> FeatureLookup[SparseTable]:
-        """Return the ids of a batch by table, to pull with and to push gradients with.
+        """Return the ids of a batch by table, as arguments of `Client.pull` and `Client.push`.
+
+            batch = features.batch({"user": [7, 8], "friends": [[1, 2], []]})
 
         Args:
-            batch: The ids of each feature: a `Jagged`, an array [n] or [n, k], a list of lists, or a
-                mapping with `values` and `lengths`. For a Number its values. May also be a
-                KeyedJaggedTensor of TorchRec. A missing feature has no ids.
+            batch: Mapping from feature name to the feature's ids: a `Jagged`, an array [n] or [n, k], a list
+                of lists, or a mapping with `values` and `lengths`. A Number has values instead of ids. May
+                also be a KeyedJaggedTensor of TorchRec. A missing feature has no ids.
 
         Raises:
             UsageError: The batch does not fit the feature set. The error names the feature.
@@ -380,7 +403,7 @@ def _as_gradient(value: Any, spec: TableSpec) -> Floats:
 
 
 def _described(value: Any) -> str:
-    """Describe a value in a few words for a message."""
+    """Return a few words about a value, for a message."""
     type_name = type(value).__name__
     if isinstance(value, tuple | list):
         return f"a {type_name} of {len(value)}"

@@ -1,7 +1,7 @@
 """`psfleet.connect()`: opens a client on a cluster, embedded, on a checkpoint, or beside a running job.
 
-Which one is decided by the arguments and by the environment that the launcher sets (PSFLEET_ROLE and
-others). Without either, the tables live in this process.
+The arguments, and the environment variables that the launcher sets (PSFLEET_ROLE and others), decide which of
+these. Without arguments and launcher, the tables are in this process.
 """
 
 import dataclasses
@@ -44,27 +44,28 @@ def connect(
         psfleet.connect(job="psfleet-logs/taste")        # tables of a running job, to read
         psfleet.connect(follow="psfleet-logs/taste")     # a copy of its weights, kept up to date
 
-    A process is one worker of its fleet. After `fleet.init()`, or while another client is open, a new
-    client shares that connection and its tables.
+    A process is one worker of its fleet. After `fleet.init()`, or while another client is open, a new client
+    shares that connection and its tables.
 
     Args:
-        environment: Environment to use instead of the process's own. The client is then a worker by itself.
+        environment: Environment to use instead of the process's own. The client is then a separate worker.
         mode: Consistency mode, unless the launcher sets it (docs/strategies.md). In sync mode each push of
             every worker makes a round, so push all tables of a step together. None means the mode of
             `fleet.init()`, or async without it.
         tls: Folder of this process's credentials, for servers on TCP (docs/security.md).
         insecure: True to use TCP without encryption and credentials.
-        wire: Form in which values travel, fp32, bf16 or int8, unless the launcher sets it (docs/wire.md).
+        wire: Number format of values during transfer, "fp32", "bf16" or "int8", unless the launcher sets it
+            (docs/wire.md).
         checkpoint: Folder of a snapshot. Its tables are read in this process, without servers, and cannot be
             changed. Excludes all other arguments.
         job: Running job whose tables are read while it trains: its log folder ("psfleet-logs/NAME"), or the
-            endpoints of all its servers in order, as a list or separated by commas. The client is no worker
-            of the job and cannot change tables. Only `tls`, `insecure` and `wire` may be given too
-            (docs/prediction.md).
+            endpoints of all its servers in the order of servers, as a list or separated by commas. The client
+            is no worker of the job and cannot change tables. Allows only `tls`, `insecure` and `wire` as
+            further arguments (docs/prediction.md).
         follow: Running job, given like `job`, whose weights are copied to this process and kept up to date.
-            Only `tls`, `insecure` and `snapshot` may be given too (docs/serving.md).
-        snapshot: Snapshot of the followed job to start the copy from: its folder or URL, or a folder of
-            snapshots. None means the newest one in the job's folder, if it has one.
+            Allows only `tls`, `insecure` and `snapshot` as further arguments (docs/serving.md).
+        snapshot: With `follow`, first snapshot to copy: its folder or URL, or a folder of
+            snapshots. None means the newest snapshot in the job's folder, if there is one.
 
     Raises:
         CheckpointError: The checkpoint is missing or damaged.
@@ -139,7 +140,7 @@ def _of_follower(
             f"connect() got follow={job!r} and other settings than tls, insecure and snapshot; the weights "
             "are read as they are, so leave the others out"
         )
-    from psfleet.serving.follower import Follower, FollowerRuntime  # loads what predicts
+    from psfleet.serving.follower import Follower, FollowerRuntime  # loads the code for predictions
 
     return Client(FollowerRuntime(Follower(job, snapshot=os.fspath(snapshot or ""), **access)))
 

@@ -1,9 +1,10 @@
 """Consistency modes: how to declare one, and psfleet's own (sync, async, ssp, geo, half-async).
 
-A mode is one small class that declares its name, number, settings and properties. Where it needs code of its
-own, in servers or in workers, it names the class as a text `module:class`; so this module imports neither.
-Servers, workers and tools look at the properties of a mode and never compare names, which is why a mode
-outside psfleet works like psfleet's own (docs/modes.md).
+A consistency mode decides when pushes take effect and which pulls have to wait. A mode is a small class that
+declares its name, number, settings and properties. If a mode needs code of its own in servers or workers, it
+names a class as text, `module:class`, so that this module needs to import neither. Servers, workers and tools
+read the properties of a mode and never compare names, which is why a mode outside psfleet works like
+psfleet's own (docs/modes.md).
 """
 
 import importlib
@@ -20,9 +21,15 @@ from psfleet.core.base.settings.kinds import one_of
 _SSP_CLOCK = "psfleet.core.engine.shard.shard_state:SspClock"
 _number = partial(setting, most=2**31 - 1)
 at_least_0: Any = partial(_number, least=0, wanted="at least 0 and below 2^31")
-"""Declares a field of a mode as a setting with whole numbers from 0 on; arguments as for `setting`."""
+"""Declares a field of a mode as a setting with whole numbers from 0 on.
+
+The arguments are those of `setting`.
+"""
 at_least_1: Any = partial(_number, least=1, wanted="at least 1 and below 2^31")
-"""Declares a field of a mode as a setting with whole numbers from 1 on; arguments as for `setting`."""
+"""Declares a field of a mode as a setting with whole numbers from 1 on.
+
+The arguments are those of `setting`.
+"""
 
 
 _NAME = re.compile("[a-z][a-z0-9-]*")
@@ -30,13 +37,13 @@ _NAME = re.compile("[a-z][a-z0-9-]*")
 
 @dataclass(frozen=True)
 class ModeGuide:
-    """Row of the table of modes in docs/strategies.md.
+    """Row of the table of modes in docs/strategies.md. Each text completes the heading of its column.
 
     Attributes:
         push: Handling of a push.
-        pull: Condition that a pull waits for.
+        pull: Condition for which a pull waits.
         promise: Guarantees of the mode.
-        price: Guarantees that it lacks.
+        price: Guarantees that the mode lacks.
     """
 
     push: str = ""
@@ -47,38 +54,47 @@ class ModeGuide:
 
 @dataclass(frozen=True)
 class ConsistencyMode:
-    """Consistency mode: when pushes take effect, what pulls wait for, and the worker's own part.
+    """Consistency mode: when pushes take effect, which pulls wait, and code that a worker runs for the mode.
 
-    A mode is a subclass: a frozen dataclass under `@register`. Its fields are its
-    settings, each with a default; its class attributes are the properties below. Servers, workers and
-    tools ask for these and never compare names. The first line of its docstring describes it in
-    protos/psfleet/v1/shard.proto. docs/modes.md shows how to add a mode.
+    A mode is a derived class: a frozen dataclass under `@register`. Its fields are its settings, each with a
+    default; its class attributes are the properties below. The first line of its docstring describes the mode
+    in protos/psfleet/v1/shard.proto. docs/modes.md shows how to add a mode:
+
+        @register
+        @dataclass(frozen=True)
+        class MyMode(ConsistencyMode):
+            name, number, has_clocks = "mine", 1001, True
+            staleness: int = at_least_0(4, "pushes a worker may be ahead of another")
 
     This class itself is the mode of a fleet that no worker has joined.
 
     Attributes:
         name: Name in strategies, flags and messages: lower-case letters, digits and hyphens.
-        number: Number on the wire and in files. Numbers from 1000 on are for modes outside psfleet.
-        has_rounds: True if servers hold pushes until every worker's push of the round is there, and then
-            apply their mean; a pull waits for that. Data comes from a round plan, and the same script gives
-            the same bits. False if a push takes effect when it arrives, and workers lease their data.
+        number: Number in messages and files. Numbers from 1000 on are for modes outside psfleet.
+        has_rounds: True if servers wait for one push of every worker (a round) and then apply the mean of
+            these pushes, and a pull waits for that. The samples of each round are planned, so that the same
+            script gives bit-identical results. False if a push takes effect when it arrives; workers then
+            lease samples.
         has_clocks: True if a pull waits while its worker is more than `staleness` pushes ahead of another.
-            The mode then has the setting `staleness`, which servers know, and the gate SspClock of
+            The mode then has the setting `staleness`, and its rule for waiting pulls is SspClock of
             psfleet.core.engine.shard.shard_state.
-        gate: `module:class` of another rule for waiting pulls, a PullGate of
-            psfleet.core.engine.shard.shard_state. Empty if pulls wait only for rounds or clocks, if at all.
-        server_settings: Names of the settings that servers know. They are whole numbers, and all workers must
-            agree on them.
-        adds_deltas: True if a push brings deltas to add to the weights, and each worker has its own optimizer
-            state. False if a push brings gradients for the table's rule.
-        merges_pushes: True if a push may contain the gradients of several steps and leave after them.
-        runtime: `module:class` of a runtime that a worker puts in front of its cluster. The class takes a
-            Runtime and the ConsistencySettings, and has a method `release`. Empty if there is none.
-        conflicts: For each part of a strategy that cannot be on in this mode, the reason.
+        gate: `module:class` of another rule for waiting pulls, derived from PullGate of
+            psfleet.core.engine.shard.shard_state. Empty if pulls wait only for rounds or clocks, or not at
+            all.
+        server_settings: Names of the settings that servers need to know. Their values are whole numbers, and
+            must be the same in all workers.
+        adds_deltas: True if a push has deltas to add to the weights, and each worker has its own optimizer
+            state. False if a push has gradients for the table's optimizer rule.
+        merges_pushes: True if a push may contain the gradients of several steps and be sent after these
+            steps.
+        runtime: `module:class` of a runtime that wraps the worker's connection to the servers. The class
+            takes a Runtime and the ConsistencySettings, and has a method `release`. Empty if there is none.
+        conflicts: Reasons why parts of a strategy cannot be on in this mode, by the name of the part.
         main_setting: Setting that the number in `psfleet mode JOB ssp:4` sets, or empty if the mode takes no
             number.
-        a_sync: Setting for each name in the reference's `a_sync_configs`. The first name asks for the mode.
-        a_sync_off: Values of the first name that do not ask for the mode; the first value is its default.
+        a_sync: For each name in Paddle's `a_sync_configs`, the setting that it sets. The first name selects
+            the mode.
+        a_sync_off: Values of the first name that do not select the mode; the first value is its default.
         guide: Row of the table of modes in docs/strategies.md.
     """
 
@@ -102,48 +118,53 @@ class ConsistencyMode:
 
     @cached_property
     def pulls_wait(self) -> bool:
-        """True if a pull may wait for other workers. Then a worker at a collective rests."""
+        """True if a pull may wait for other workers.
+
+        A worker at a collective must then notify the servers.
+        """
         return self.has_rounds or bool(self.pull_gate)
 
     @cached_property
     def pull_gate(self) -> str:
-        """Rule for waiting pulls as `module:class`: `gate`, or SspClock, or empty."""
+        """Rule for waiting pulls as `module:class`: `gate`, or SspClock if the mode has clocks, or empty."""
         return self.gate or (_SSP_CLOCK if self.has_clocks else "")
 
     @cached_property
     def agreed_settings(self) -> dict[str, int]:
-        """The settings that servers know, in the order in which they travel."""
+        """Values of the settings that servers need to know, in the order in which messages contain them."""
         clocks = ("staleness",) if self.has_clocks else ()
         names = dict.fromkeys((*clocks, *self.server_settings))
         return {name: getattr(self, name) for name in names}
 
     def agreed(self, *values: int) -> Self:
-        """Return the mode as servers know it: settings that they do not know have their defaults.
+        """Return the mode as servers know it: all other settings have their defaults.
 
         Args:
-            values: Values for the settings that servers know, in their order. Settings beyond these values
-                keep theirs.
+            values: New values for the first of the settings that servers know, in their order. Further
+                settings keep their values.
         """
         settings = self.agreed_settings
         return type(self)(**(settings | dict(zip(settings, values, strict=False))))
 
     @cached_property
     def reads_ahead(self) -> bool:
-        """True if a worker's pull may overtake its push."""
+        """True if a pull for the next step may be sent before this worker's push."""
         return not self.pulls_wait and not self.runtime
 
 
 MODES: dict[str, ConsistencyMode] = {}
-"""Every mode with its default settings, by name, in the order of the numbers."""
+"""Every known mode with its default settings, by name, ordered by number."""
 
 NO_MODE = ConsistencyMode()
-"""The mode of a fleet that no worker has joined."""
+"""Mode of a fleet that no worker has joined."""
 
 M = TypeVar("M", bound=ConsistencyMode)
 
 
 def register(mode: type[M]) -> type[M]:
-    """Make a mode known: a class decorator, above `@dataclass`. A repeated definition replaces the first.
+    """Add a mode to MODES. Use it as a class decorator, above `@dataclass`.
+
+    If a class of the same module and name was registered before, the new class replaces it.
 
     Raises:
         ConfigError: The name or number is not valid, or another mode has it.
@@ -167,7 +188,7 @@ def register(mode: type[M]) -> type[M]:
                 f"the mode {_place(mode)} has the name {mode.name!r} and the number {mode.number}, but "
                 f"{known.name!r} is {_place(type(known))} with the number {known.number}; give it others"
             )
-    # Rebuild the dictionary in the order of numbers, as modes may be defined in any order.
+    # Rebuild the dictionary in the order of numbers, because modes may be defined in any order.
     modes: list[ConsistencyMode] = [*_others(mode), instance]
     modes.sort(key=lambda instance: instance.number)
     MODES.clear()
@@ -196,13 +217,13 @@ def find_mode(name: str | None) -> ConsistencyMode:
 
 
 def find_part(place: str) -> Any:
-    """Return the object that a declaration names as `module:class`."""
+    """Return the object that a mode declares as `module:class`."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def listed() -> str:
-    """Return the names of all modes, for messages."""
+    """Return the names of all modes in words, for messages."""
     return one_of(*MODES).wanted
 
 

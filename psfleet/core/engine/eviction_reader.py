@@ -1,6 +1,6 @@
-"""EvictionReader: reads which rows a sparse table has evicted, for a cache or an index beside the table.
+"""EvictionReader: reads which rows a sparse table has evicted, to update a cache or an index elsewhere.
 
-Scripts get one from `fleet.evictions` or from a client's table. It works with every runtime.
+A script gets an EvictionReader from `fleet.evictions` or from a client's table. It works with every runtime.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,19 +15,19 @@ _PAGE = 1 << 16  # evictions that one read takes from each server at most
 
 
 class EvictionReader:
-    """The evictions of a sparse table whose entry has an EvictionStreamEntry.
+    """Reads the evictions of a sparse table whose entry has an EvictionStreamEntry.
 
         reader = fleet.evictions("users")
         for gone in reader:  # ends at the last eviction so far; iterate again later for more
             cache.delete(gone.ids)
 
-    Each eviction is read once. The servers remember the last `keep` evictions; if the reader falls further
-    behind, `EvictedIds.missed` counts the lost ones. With `fleet.remember("evictions", reader)` a restarted
-    script continues where it was.
+    Each eviction is read once. The servers store the last `keep` evictions. If the reader falls further
+    behind, `EvictedIds.missed` is the number of lost evictions. With `fleet.remember("evictions", reader)` a
+    restarted script continues where it was.
 
     Attributes:
-        position: Start of the next read, a number for each server; () before the first read of
-            a reader that begins with the oldest evictions that the servers remember.
+        position: Position of the next read, one number for each server. () before the first read of a reader
+            that begins with the oldest stored evictions.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class EvictionReader:
         """Return the ids evicted since the last read, at most 65,536 of each server.
 
         Raises:
-            UsageError: The table does not remember evictions, or the position is of other servers or beyond
-                what they have come to.
+            UsageError: The table records no evictions, or the position was read from another number of
+                servers, or is beyond the last eviction.
         """
         servers = max(self._runtime.server_num, 1)
         if self.position and len(self.position) != servers:
@@ -61,9 +61,9 @@ class EvictionReader:
             yield evictions
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the reader, for `fleet.remember`."""
+        """Return the position of the reader. `fleet.remember` saves it in snapshots."""
         return {"position": list(self.position)}
 
     def set_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at the position that `state_dict` has returned."""
+        """Continue reading at a position that `state_dict` has returned."""
         self.position = tuple(state["position"])

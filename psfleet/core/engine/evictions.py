@@ -1,4 +1,4 @@
-"""Ids whose rows a sparse table has evicted, as its servers remember them. `EvictionReader` reads them."""
+"""Records of rows that a sparse table has evicted (removed by itself). `EvictionReader` reads them."""
 
 import enum
 from collections.abc import Sequence
@@ -14,25 +14,27 @@ class EvictionCause(enum.IntEnum):
     """Reason for which a row was evicted."""
 
     EXPIRED = 1
-    """No push had named it for the time of a TTLEntry."""
+    """The row was not pushed for the time of the table's TTLEntry."""
     CAPACITY = 2
     """The table was full."""
     MEMORY = 3
-    """The server's memory was used up."""
+    """The server had no memory for new rows."""
     SHRUNK = 4
-    """`shrink` removed it."""
+    """A call of `shrink` removed the row."""
 
 
 @dataclass(frozen=True)
 class EvictedIds:
-    """Evictions in their order, server by server. Evictions of one step are sorted by id.
+    """Evictions of a sparse table, one server after the other, each in the order in which rows were evicted.
+
+    Evictions of one step are sorted by id.
 
     Attributes:
         ids: Ids of the evicted rows: int64 [n].
         steps: Step of the table at each eviction: int64 [n].
         causes: EvictionCause of each eviction: uint8 [n].
-        position: For each server, the position after its last eviction here. Each server counts from 0.
-        missed: Number of earlier evictions that the servers no longer remember.
+        position: For each server, the position at which to read on. Each server numbers its evictions from 0.
+        missed: Number of earlier evictions that the servers no longer store, so that they were not returned.
     """
 
     ids: Ids

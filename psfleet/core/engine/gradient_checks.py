@@ -1,8 +1,8 @@
-"""Checks of what a script hands to a runtime: ids, gradients, first values and reductions.
+"""Checks of the arguments that a script passes to a runtime: ids, gradients, initial values and reductions.
 
-Both runtimes call these before anything leaves the trainer, so that the error names the script's own
-mistake. They convert ids to int64 and gradients to contiguous float32 on the way. Values that are not
-finite are noticed in non_finite_check.py.
+Both runtimes make these checks before anything is sent, so that the error message is about the script's own
+mistake. The checks also convert ids to int64 and gradients to contiguous float32. NaN and infinity are found
+in non_finite_check.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,23 +27,31 @@ _INT64 = np.dtype(np.int64)  # comparing a dtype with a type instead takes six t
 
 
 def as_float32(gradient: Any) -> Floats:
-    """Return the gradient as contiguous float32; more becomes infinite (see NonFiniteCheck)."""
-    if getattr(gradient, "dtype", None) == _FLOAT32:  # needs no context, which takes a microsecond
+    """Return the gradient as contiguous float32.
+
+    Values beyond float32 become infinite (found by NonFiniteCheck).
+    """
+    # Without the context manager below, which takes a microsecond.
+    if getattr(gradient, "dtype", None) == _FLOAT32:
         return np.asarray(gradient, np.float32, order="C")
     with np.errstate(over="ignore"):
         return np.asarray(gradient, np.float32, order="C")
 
 
 def exact_below(dtype: np.dtype[Any]) -> float:
-    """Return the number below which floats of this type represent every whole number: 2**53 for float64."""
+    """Return the number below which this float type represents all whole numbers: 2**53 for float64."""
     return float(2 / np.finfo(dtype).eps)
 
 
 def as_ids(ids: Any, owner: str) -> Ids:
     """Return the ids as int64, in any shape.
 
+    Args:
+        ids: Ids from the script.
+        owner: Name of their table, for messages.
+
     Raises:
-        IdError: They are not whole numbers, or unsigned ones beyond int64.
+        IdError: The ids are not whole numbers, or are unsigned numbers beyond int64.
     """
     try:
         array = np.asarray(ids)
@@ -80,7 +88,12 @@ def as_ids(ids: Any, owner: str) -> Ids:
 
 
 def check_ids(spec: TableSpec, ids: Ids | None) -> Ids:
-    """Return the ids of a pull from a sparse table, or of a push to it, as int64 in any shape."""
+    """Return the ids of a pull or push of a sparse table as int64 in any shape.
+
+    Raises:
+        ShapeError: There are no ids.
+        IdError: The ids are not whole numbers, or are unsigned numbers beyond int64.
+    """
     if ids is None:
         raise ShapeError(f"table {spec.name!r} is sparse; a pull from it needs ids")
     if type(ids) is np.ndarray and ids.dtype == _INT64:
@@ -89,7 +102,7 @@ def check_ids(spec: TableSpec, ids: Ids | None) -> Ids:
 
 
 def check_reduction(mode: str) -> None:
-    """Refuse a mode that `all_reduce` does not have."""
+    """Raise UsageError unless `all_reduce` has this mode."""
     if mode not in get_args(Reduction):
         raise UsageError(f"all_reduce mode is {mode!r}; it must be sum, max or min")
 
@@ -97,17 +110,17 @@ def check_reduction(mode: str) -> None:
 def check_gradients(
     spec_of: Callable[[int], TableSpec], gradients: Sequence[Gradient]
 ) -> list[CheckedGradient]:
-    """Return the parts of one push: each with its table's definition, and its values and ids as they leave.
+    """Check the gradients of one push; return each with its table's definition, and values and ids to send.
 
-    Values are contiguous, dense ones flat, sparse ones [n, push_width]. In a table that counts shows and
-    clicks a gradient without them counts one show and no click.
+    Values are contiguous: flat for a dense table, [n, push_width] for a sparse one. In a table that counts
+    shows and clicks, a gradient without these counts means one show and no click for each id.
 
     Args:
-        spec_of: Gives the definition of a table.
-        gradients: At most one per table.
+        spec_of: Returns the definition of a table.
+        gradients: Gradients of the push.
 
     Raises:
-        UsageError: A table is named twice, or a gradient does not fit its table.
+        UsageError: A table has two gradients, or a gradient does not fit its table.
     """
     tables: set[int] = set()
     parts = []
@@ -161,7 +174,7 @@ def _checked(spec: TableSpec, gradient: Gradient) -> CheckedGradient:
 
 
 def _check_bags(spec: TableSpec, bags: Sequence[RowBags], values: Floats, ids: Ids) -> None:
-    """Refuse gradients that are not one for each bag, and ids that are not those of the bags."""
+    """Raise ShapeError unless there is one gradient for each bag, and the bags have as many ids as `ids`."""
     shape, rows = (sum(map(len, bags)), spec.dim), sum(part.rows for part in bags)
     if values.shape != shape or ids.shape != (rows,):
         raise ShapeError(
@@ -189,7 +202,7 @@ def _check_precision(spec: TableSpec, gradient: Gradient) -> None:
 
 
 def check_elements(spec: TableSpec, values: Floats, positions: Ids, count: int) -> None:
-    """Refuse positions that are not ascending ones of an array of `count` values, one for each value."""
+    """Raise an error unless `positions` ascend, are below `count`, and are as many as the values."""
     if positions.ndim != 1 or values.shape != positions.shape:
         raise ShapeError(
             f"table {spec.name!r} is dense; the gradient has {values.shape} for positions "
@@ -211,7 +224,11 @@ def check_elements(spec: TableSpec, values: Floats, positions: Ids, count: int) 
 
 
 def check_spec_value(spec: TableSpec, value: Floats | None) -> Floats:
-    """Return a dense table's first value, flattened; nothing for a sparse table."""
+    """Return the initial values of a dense table, flattened, or an empty array for a sparse table.
+
+    Raises:
+        ShapeError: The value does not fit the table.
+    """
     if spec.kind == "sparse":
         if value is not None:
             raise ShapeError(f"table {spec.name!r} is sparse; its rows start from the initializer")

@@ -1,7 +1,7 @@
-"""GradientNormHistograms: how large the gradients of each table are, for the dashboard and for alerts.
+"""GradientNormHistograms: distribution of each table's gradient norms, for the dashboard and for alerts.
 
-`NonFiniteCheck` squares every gradient that a worker pushes, to see whether all numbers are finite. The sums
-of these squares are measured here, so that gradients are read only once. With PSFLEET_ON_NAN=ignore nothing
+`NonFiniteCheck` squares every gradient that a worker pushes, to see whether all numbers are finite. The norms
+come from the same sums of squares, so that gradients are read only once. With PSFLEET_ON_NAN=ignore nothing
 is squared, and there are no norms.
 """
 
@@ -11,19 +11,19 @@ from psfleet.core.base.observability.exposition import NormHistogram
 
 
 class GradientNormHistograms:
-    """Norms of one worker's gradients by table. A step may come in parts, which belong to one norm.
+    """Norms of one worker's gradients by table. The gradient of a step may come in several parts.
 
     Attributes:
-        tables: Histogram of each table, of the steps that are complete and finite.
+        tables: Histogram of each table, over the steps that are complete and finite.
     """
 
     def __init__(self) -> None:
         self.tables: dict[str, NormHistogram] = {}
         self._step = 0
-        self._squares: dict[str, float] = {}  # of the present step
+        self._squares: dict[str, float] = {}  # sums of squares of the present step, by table
 
     def begin_step(self, step: int) -> None:
-        """Count the norms of the step before, if this is another one."""
+        """Add the norms of the step before to the histograms, if `step` is a new step."""
         if step == self._step:
             return
         for table, square in self._squares.items():
@@ -41,5 +41,5 @@ class GradientNormHistograms:
         self._squares[table] = self._squares.get(table, 0.0) + square
 
     def drop_step(self) -> None:
-        """Do not count the present step, in which a value was not finite."""
+        """Leave the present step out of the histograms, because a value was not finite."""
         self._squares = {}

@@ -1,7 +1,8 @@
-"""The forms of a gradient: a dense array, rows by id, pooled rows, or single elements.
+"""Forms of a gradient: a dense array, rows by id, pooled rows, or single elements.
 
-A script, a program or torch makes one of these, and `gradient_of` turns it into the push of a table. Pooled
-rows and elements exist so that the gradient of a bag, or of a few values, is never written out in full.
+A script, a program or torch makes one of these, and `gradient_of` converts it to the gradient of a push.
+Pooled rows are the gradient of sums over groups of rows (bags). They and single elements exist so that the
+gradient never has to be written out in full.
 """
 
 import dataclasses
@@ -23,13 +24,15 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SparseGrad:
-    """Gradient that is zero except for some rows.
+    """Gradient that is zero except for some rows, for example for an embedding table.
+
+        SparseGrad(ids=np.array([7, 3]), rows=np.ones((2, 16), np.float32))
 
     Attributes:
         ids: Ids of the rows: int64 [n], repeats allowed.
         rows: Gradients of the rows: float32 [n, dim]. Rows of a repeated id are summed.
-        scores: Shows and clicks of each id: float32 [n, 2], summed for a repeated id. None counts one show
-            and no click. For parameters with a ShowClickEntry.
+        scores: Shows and clicks of each id: float32 [n, 2], summed for a repeated id. None means one show and
+            no click for each id. Only for parameters with a ShowClickEntry.
     """
 
     ids: NDArray[np.int64]
@@ -53,7 +56,10 @@ class SparseGrad:
             )
 
     def counted(self) -> Floats:
-        """Return the scores, or one show and no click for each id if there are none: float32 [n, 2]."""
+        """Return the shows and clicks of each id: float32 [n, 2].
+
+        Without scores, one show and no click for each.
+        """
         if self.scores is None:
             return np.broadcast_to(np.array([1, 0], np.float32), (len(self.ids), 2))
         return self.scores
@@ -64,7 +70,7 @@ class SparseGrad:
 
 
 class PooledGradient(SparseGrad):
-    """Gradient of pooled rows. The gradients of single rows are computed when `rows` is first read.
+    """Gradient of pooled rows, one for each group of ids (bag). Expanded to single rows when `rows` is read.
 
     Args:
         of: Ids and their bags.
@@ -92,13 +98,13 @@ class PooledGradient(SparseGrad):
 
 
 def joined_gradients(parts: Sequence[PooledGradient]) -> PooledGradient:
-    """Return the sum of pooled gradients: the bags of all parts, one after the other."""
+    """Return the sum of pooled gradients, as one gradient with the bags (groups of ids) of all parts."""
     of = joined_ids([part.of for part in parts])
     return PooledGradient(of, np.concatenate([part.values for part in parts]))
 
 
 def merge_rows(grad: SparseGrad) -> SparseGrad:
-    """Return the same gradient with each id once. Rows of a repeated id are summed in order."""
+    """Return the same gradient with each id once. Rows of a repeated id are summed in the given order."""
     deduplicated = dedup(grad.ids, 1)
     scores = None if grad.scores is None else deduplicated.merge(grad.scores)[0]
     return SparseGrad(deduplicated.unique[0], deduplicated.merge(grad.rows)[0], scores)
@@ -106,7 +112,7 @@ def merge_rows(grad: SparseGrad) -> SparseGrad:
 
 @dataclass(frozen=True, slots=True)
 class SparseElements:
-    """Dense gradient that is zero except for some values.
+    """Gradient of a dense array that is zero except for some elements.
 
     Attributes:
         positions: Positions in the flattened array: int64 [k], ascending.
@@ -121,26 +127,26 @@ Grad = Floats | SparseGrad
 
 
 def scaled(grad: Grad, factor: float) -> Grad:
-    """Return the gradient times a number."""
+    """Return the gradient multiplied by a number."""
     if isinstance(grad, SparseGrad):
         return grad.with_rows(grad.rows * np.float32(factor))
     return grad * np.float32(factor)
 
 
 def zeroed(grad: Grad | None) -> Grad | None:
-    """Return a gradient of the same kind that is zero, or None for None."""
+    """Return a zero gradient of the same kind, or None for None."""
     if isinstance(grad, SparseGrad):
         return SparseGrad(np.empty(0, np.int64), np.empty((0, grad.rows.shape[1]), np.float32))
     return None if grad is None else np.zeros_like(grad)
 
 
 def _pushed(grad: SparseGrad) -> Floats:
-    """Return the values of a sparse gradient: float32 [n, dim], or [n, dim + 2] with scores."""
+    """Return the values of a sparse gradient in a push: float32 [n, dim], or [n, dim + 2] with scores."""
     return grad.rows if grad.scores is None else np.concatenate([grad.rows, grad.scores], axis=1)
 
 
 def gradient_of(table: int, grad: Grad | SparseElements, rate: float) -> Gradient:
-    """Return the gradient as the part of a push.
+    """Convert a gradient to the form in which a push contains it.
 
     Args:
         table: Key of the table.
@@ -157,10 +163,10 @@ def gradient_of(table: int, grad: Grad | SparseElements, rate: float) -> Gradien
 
 
 def as_numbers(value: Any, what: str) -> NDArray[Any]:
-    """Return the value as an array of real numbers, with its own dtype.
+    """Convert a value to an array of real numbers, which keeps its dtype.
 
     Args:
-        value: Anything that NumPy makes an array of.
+        value: Any value that NumPy can convert to an array.
         what: Description of the value, for messages.
 
     Raises:
@@ -177,7 +183,7 @@ def as_numbers(value: Any, what: str) -> NDArray[Any]:
 
 
 def without_values(gradient: Gradient) -> Gradient:
-    """Return a gradient for the same table without any row or element, which by itself changes no weight."""
+    """Return an empty gradient for the same table, so that the push still counts as an update."""
     is_dense = gradient.ids is None or gradient.values.ndim == 1
     shape = (0,) if is_dense else (0, gradient.values.shape[1])
     return dataclasses.replace(

@@ -1,8 +1,9 @@
 """Runtime: the interface through which a process reads and updates the parameters of a fleet.
 
-It consists of four protocols: tensors (a training step), collectives, storage (whole tables) and counts.
-`psfleet.core.runtime.embedded_runtime` implements it in this process, and `psfleet_worker.cluster_runtime` on
-the servers of a cluster, with the same bits. Other runtimes stand in front of one of these, or only read.
+It consists of four protocols: Tensors (calls of a training step), CollectiveCalls, Storage (whole tables) and
+Counts (metrics). `psfleet.core.runtime.embedded_runtime` implements it within this process, and
+`psfleet_worker.cluster_runtime` with the servers of a cluster; both give bit-identical results. Other
+runtimes wrap one of these two, or can only read.
 """
 
 import importlib.metadata
@@ -28,13 +29,14 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True)
 class ReadVersion:
-    """Version of the values of one pull.
+    """Version of the values that one pull has returned.
 
     Attributes:
-        rounds: In sync mode, the lowest and the highest last closed round of all servers. If both are equal,
-            the values are those of this round, bit for bit. In other modes (0, 0).
-        steps: For each table, the lowest and the highest number of updates of all servers. In modes other
-            than sync the values may have more updates than that.
+        rounds: Sync mode: each server reports the number of its last closed round; these are the lowest and
+            the highest of them. If they are equal, the values are bit-identical to the parameters after this
+            round. (0, 0) in other modes.
+        steps: For each table, the lowest and the highest number of updates among the servers. In modes other
+            than sync the values may contain more updates.
     """
 
     rounds: tuple[int, int]
@@ -42,18 +44,19 @@ class ReadVersion:
 
     @property
     def is_cut(self) -> bool:
-        """True if all servers gave values of the same closed round."""
+        """True if all servers returned values of the same closed round."""
         return self.rounds[0] == self.rounds[1] > 0
 
 
 @dataclass(frozen=True)
 class FollowedCut:
-    """Cut of the training that a follower has.
+    """State of the training that a follower (a process with an up-to-date copy of the weights) has copied.
 
     Attributes:
-        round: Last closed round in sync mode, None in other modes.
-        pushes: For each server, each worker's incarnation and its last push in the cut.
-        at: Time (time.monotonic) at which the cut was the newest.
+        round: Last closed round in sync mode, or None in other modes.
+        pushes: For each server, the last push of each worker that the copy contains, as a mapping from worker
+            rank to (incarnation, push). The incarnation counts restarts of the worker.
+        at: Time (time.monotonic) at which this state was the newest.
         number: Number that rises with each change: the round, or the number of all pushes.
     """
 
@@ -64,20 +67,20 @@ class FollowedCut:
 
     @property
     def age(self) -> float:
-        """Seconds since the cut was the newest."""
+        """Seconds since this state was the newest."""
         return max(time.monotonic() - self.at, 0.0)
 
 
 @value_class
 class Read:
-    """A read of one table in a pull.
+    """Request for values of one table, part of a pull.
 
     Attributes:
         table: Key of the table.
         ids: Ids of a sparse table: int64 of any shape, repeats allowed. None for a dense table.
-        format: Format in which a server sends the values; runtimes set it as their strategy says.
-        bags: Bags of the ids, to pool their rows: the values are then float32 [all bags, dim]. Only for
-            sparse tables and a runtime that `pools`. None for one row per id.
+        format: Number format in which a server sends the values. Runtimes set it according to their strategy.
+        bags: Groups of the ids (bags) whose rows are pooled, for example summed. The values are then float32
+            [all bags, dim]. Only for sparse tables, and if the runtime `pools`. None for one row per id.
     """
 
     table: int
@@ -88,21 +91,22 @@ class Read:
 
 @value_class
 class Gradient:
-    """Gradient of one table in a push.
+    """Gradient for one table, part of a push.
 
     Attributes:
         table: Key of the table.
-        values: For a sparse table float32 [n, dim], where row i belongs to ids[i]. For a dense table float32
-            of the table's shape, or [k] with ids.
-        ids: For a sparse table int64 [n]; rows of repeated ids are summed in order. For a dense table None,
-            or int64 [k], ascending: positions in the flattened array, and the gradient is zero elsewhere.
+        values: For a sparse table float32 [n, dim]; row i belongs to ids[i]. For a dense table float32 of the
+            table's shape, or [k] with ids.
+        ids: For a sparse table int64 [n]; rows of repeated ids are summed in the given order. For a dense
+            table None, or int64 [k], ascending: positions in the flattened array. The gradient is zero
+            elsewhere.
         learning_rate: Learning rate of this push.
-        precision: Precision of the values on the wire. In 16 bits they are rounded after rows of repeated
-            ids were summed, in an embedded runtime too.
-        scale: Factor that multiplies the values before they are rounded and divides them afterwards.
-        bags: Bags of the ids; the values are then float32 [all bags, dim], the gradient of the pooled values
-            of a Read with these bags. Only for sparse tables and a runtime that `pools`. None for one row
-            per id.
+        precision: Number format of the values during transfer. For 16 bits, values are rounded after rows of
+            repeated ids were summed. An embedded runtime rounds in the same way.
+        scale: Factor that multiplies the values before rounding and divides them afterwards.
+        bags: Bags of the ids, if the rows of each bag were pooled in the pull. The values are then float32
+            [all bags, dim]: the gradient of the pooled values. Only for sparse tables, and if the runtime
+            `pools`. None for one row per id.
     """
 
     table: int
@@ -114,13 +118,13 @@ class Gradient:
     bags: Sequence[RowBags] | None = None
 
     def spread(self) -> "Gradient":
-        """Return the gradient with a row for each id."""
+        """Return the same gradient with one row for each id instead of one for each bag."""
         if self.bags is None:
             return self
         return replace(self, values=spread_parts(self.values, self.bags), bags=None)
 
     def untravelled(self) -> "Gradient":
-        """Return the gradient without the settings for the wire: float32, not scaled."""
+        """Return the gradient without settings for the transfer: float32, not scaled."""
         return replace(self, precision="float32", scale=1.0)
 
 
@@ -129,14 +133,15 @@ class TableState:
     """Whole content of one table: weights and optimizer state.
 
     Attributes:
-        step: Number of updates that the table has had.
-        values: Weights first, then one array per state slot, in the rule's order. Each array has the shape of
-            a dense table, or [n, dim] for a sparse table, with rows in ascending order of id.
+        step: Number of updates of the table so far.
+        values: The weights, then one array for each value of optimizer state, in the order of the rule. Each
+            array has the shape of a dense table, or [n, dim] for a sparse table, with rows in ascending order
+            of id.
         ids: Ids of a sparse table: int64 [n], ascending. None for a dense table.
-        touched: Step of each row's last push in a sparse table: int64 [n]. A write without it counts the rows
-            as named by the last update.
-        scores: Scores of each row in a sparse table: float32 [n, TableSpec.scores], as in
-            psfleet.core.engine.tables.row_data.RowData.
+        touched: Step of each row's last push in a sparse table: int64 [n]. If it is None in a write, the last
+            update counts as the last push of each row.
+        scores: Shows, clicks and frequency of each row in a sparse table: float32 [n, TableSpec.scores], as
+            in psfleet.core.engine.tables.row_data.RowData.
     """
 
     step: int
@@ -147,13 +152,13 @@ class TableState:
 
 
 class PendingPush(Protocol):
-    """Ticket of a push that is under way."""
+    """Push that was sent and may not be acknowledged yet."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return once every server has acknowledged the push.
+        """Wait until every server has acknowledged the push.
 
-        In async mode the push is then applied. In sync mode it is held for its round, which closes when all
-        workers have pushed and this worker pulls or flushes.
+        In async mode the push is then applied. In sync mode it waits on the servers until its round closes:
+        all workers must have pushed, and this worker must pull or flush.
 
         Args:
             timeout: Seconds to wait, or None for the runtime's own timeout.
@@ -164,13 +169,16 @@ class PendingPush(Protocol):
 
 
 class PushCounter(Protocol):
-    """Counter of something in a worker's steps. Each push takes along the counts since the push before."""
+    """Counter whose counts are sent to the servers with the worker's pushes, for example for a metric.
+
+    Each push contains the counts since the push before.
+    """
 
     def leave(self) -> Gradient | None:
         """Return the counts as a gradient for the next push, or None if there is nothing to push.
 
-        The gradient is for a table whose rule counts. Counts of an earlier `leave` that was not confirmed by
-        `arrived` are included again, because that push was not made.
+        The gradient is for a table whose rule adds counts. The runtime calls `arrived` after the push. If it
+        has not done so by the next `leave`, the earlier push was not made, and its counts are included again.
         """
 
     def arrived(self) -> None:
@@ -186,21 +194,28 @@ def with_counts(
 
 
 class PendingPull(Protocol):
-    """Ticket of a pull that is under way."""
+    """Pull that was requested and may not be answered yet."""
 
     def wait(self) -> list[Floats]:
-        """Return the values as `Runtime.pull` does. Further calls return the same values."""
+        """Wait for the values and return them as `Runtime.pull` does.
+
+        Further calls return the same values.
+        """
 
 
 class CompletedPush:
-    """Ticket of a push that has already ended."""
+    """PendingPush for a push that is already acknowledged."""
 
     def wait(self, timeout: float | None = None) -> None:
         """Return at once."""
 
 
 class CompletedPull:
-    """Ticket of a pull that has already ended."""
+    """PendingPull for a pull that is already answered.
+
+    Args:
+        values: Values that `wait` returns.
+    """
 
     def __init__(self, values: list[Floats]) -> None:
         self._values = values
@@ -225,72 +240,82 @@ class ClosedRuntime:
 
 
 class Tensors(Protocol):
-    """Tables and their values, as a training step uses them. Not thread-safe: one thread trains.
+    """Calls of a training step: create tables, pull values, push gradients.
 
-    rows, weights = runtime.pull([Read(users, ids), Read(dense)])
-    runtime.push([Gradient(users, row_gradients, ids, learning_rate=0.1)])
+    Not thread-safe: one thread trains.
+
+        rows, weights = runtime.pull([Read(users, ids), Read(dense)])
+        runtime.push([Gradient(users, row_gradients, ids, learning_rate=0.1)])
     """
 
     @property
     def pools(self) -> bool:
-        """True if reads and gradients may have bags."""
+        """True if the runtime can pool rows of groups of ids, so that reads and gradients may have `bags`."""
 
     @property
     def reads_ahead(self) -> bool:
-        """True if `pull_ahead` reads while the worker computes, False if it is a plain pull."""
+        """True if `pull_ahead` reads while the worker computes, False if it waits like `pull`."""
         return False
 
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
-        """Make sure the table exists and return its key.
+        """Create the table unless it exists, and return its key.
 
-        The first worker's `value` (dense only) becomes the content; later ones are ignored.
+        The values of the first worker that creates a dense table become its content; later ones are ignored.
+
+        Args:
+            spec: Definition of the table.
+            value: Initial values of a dense table, or None for a sparse table.
 
         Raises:
             TableConflict: A table of that name has another definition.
         """
 
     def open(self, name: str) -> TableSpec:
-        """Return the definition of an existing table; from then on this worker can pull from it.
+        """Return the definition of an existing table, and allow this worker to pull from it.
 
         Raises:
             UnknownTable: There is no table of that name.
         """
 
     def specs(self) -> dict[int, TableSpec]:
-        """Return the definitions of the tables that this worker knows, by key."""
+        """Return the definitions of the tables that this worker has created or opened, by key."""
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """Return current values, a float32 array per read: of the table's shape, or [*ids.shape, dim].
+        """Return current values, one float32 array for each read: of the table's shape, or [*ids.shape, dim].
 
-        In sync mode the call commits this worker's last push and waits until its round has closed. A row that
-        no push has updated has its initial value; a pull does not create it.
+        In sync mode the call first commits this worker's last push and waits until the round of that push has
+        closed. A row that no push has updated has its initial value; a pull does not create the row.
         """
 
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        """Begin a pull whose values contain every earlier push of this worker and no later one.
+        """Request values now, and return before the values arrive.
 
-        A later pull or push first waits for this pull. If `reads_ahead` is False, the pull has ended when the
-        ticket is returned.
+        The values contain every earlier push of this worker, and no later push. A later pull or push first
+        waits for this pull. If `reads_ahead` is False, this call itself waits for the values.
         """
         return CompletedPull(self.pull(reads))
 
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> PendingPush:
-        """Send the gradients of one step. At most one gradient per table.
+        """Send the gradients of one step, without waiting until they are applied.
 
         Args:
-            gradients: One per table; in sync mode they make up this worker's part of the round.
+            gradients: At most one for each table. In sync mode they are this worker's part of the round.
             samples: Number of samples that the step has used, for the progress display.
-            loss: The step's loss, for the progress display.
+            loss: Loss of the step, for the progress display.
         """
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until every push of this worker is applied on every server."""
+        """Wait until every push of this worker is applied on every server.
+
+        Args:
+            timeout: Seconds to wait, or None for the runtime's own timeout.
+        """
 
 
 class CollectiveCalls(Protocol):
-    """Calls that all workers of a fleet make together, and the worker's number among them."""
+    """Calls that all workers of a fleet make together, the worker's rank and the number of workers."""
 
     @property
     def worker_index(self) -> int: ...
@@ -299,51 +324,66 @@ class CollectiveCalls(Protocol):
 
     @property
     def passes(self) -> bool:
-        """True if an earlier incarnation of this worker has already completed the next collective."""
+        """True if the worker has restarted and had already completed the next collective before."""
         return False
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Wait until every worker has called this."""
+        """Wait until every worker has called this method.
+
+        Args:
+            timeout: Seconds to wait, or None for the runtime's own timeout.
+        """
 
     def all_reduce(self, value: NDArray[Any], mode: str = "sum") -> NDArray[Any]:
-        """Combine equal-shaped arrays of all workers, in worker order: sum, max or min."""
+        """Combine arrays of equal shape from all workers, in the order of ranks; all workers get the result.
+
+        Args:
+            value: Array of this worker.
+            mode: "sum", "max" or "min".
+        """
 
 
 class Storage(Protocol):
     """Whole tables: contents, snapshots and statistics."""
 
     def read_table(self, table: int) -> TableState:
-        """Return the whole content of a table, optimizer state included."""
+        """Return the whole content of a table, including optimizer state."""
 
     def write_table(self, table: int, state: TableState) -> None:
-        """Set weights, state and step of a dense table, or of the given rows of a sparse table."""
+        """Overwrite weights, optimizer state and step of a dense table or of given rows of a sparse table."""
 
     def shrink(
         self, table: int = 0, threshold: float | None = None, unseen: int | None = None
     ) -> int:
-        """Remove rows that are worth little or not in use, and return their number.
+        """Remove rows with low scores or without recent pushes, and return their number.
 
         Args:
             table: Key of a sparse table, or 0 for every sparse table.
-            threshold, unseen: Limits as for `psfleet.fleet.shrink`.
+            threshold, unseen: Limits, as explained in `psfleet.fleet.shrink`.
         """
 
     def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
-        """Return up to `limit` evictions of a sparse table from each server, starting at its position.
+        """Return recorded evictions of a sparse table from each server, without waiting for pushes.
 
-        Does not wait for pushes. Position 0 gives the oldest evictions that the server remembers.
+        Args:
+            table: Key of the table.
+            position: For each server, the position of the first eviction to return. 0 begins with the oldest
+                eviction that the server has recorded.
+            limit: Largest number of evictions from each server.
 
         Raises:
-            UsageError: The table does not remember evictions, or a position is beyond its last one.
+            UsageError: The table records no evictions, or a position is beyond its last eviction.
         """
 
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
-        """Write every table to a folder, which appears whole or not at all, and return the folder's path.
+        """Write all tables to a folder, and return the folder's path.
+
+        After a failure the folder does not exist.
 
         Args:
-            path: Folder to write, or empty to write where the job keeps its snapshots.
+            path: Folder to write, or empty for the folder in which the job stores its snapshots.
             delta: True to write only the changes since the last base or delta.
-            base: True if the next delta is to contain the changes since this snapshot.
+            base: True to let later deltas refer to this snapshot.
 
         Raises:
             CheckpointError: The folder cannot be written, or a delta has no base. An existing folder is
@@ -351,29 +391,29 @@ class Storage(Protocol):
         """
 
     def load(self, path: str) -> None:
-        """Set every table from a folder written by `save`, by any number of servers."""
+        """Restore every table from a folder that `save` has written, with any number of servers."""
 
     def stats(self) -> list[dict[str, Any]]:
-        """Return one entry per server: tables (name, rows, bytes, step), pushes, samples, loss."""
+        """Return one dictionary per server: tables (name, rows, bytes, step), pushes, samples, loss."""
 
 
 class Counts(Protocol):
-    """Counts that travel with a worker's pushes, such as the sums of metrics.
+    """Counts that are sent with a worker's pushes, such as the sums of metrics.
 
     Attributes:
-        counters: Counters of this worker. A counter that is appended leaves with the next push.
+        counters: Counters of this worker. Append a counter to include it from the next push on.
     """
 
     counters: list[PushCounter]
 
     @property
     def in_round(self) -> bool:
-        """True in a step of `fleet.dataset`, which has one push only; counts then travel with that push."""
+        """True in a step of `fleet.dataset`, which has one push only; counts are then sent with that push."""
         return False
 
 
 class Runtime(Tensors, CollectiveCalls, Storage, Counts, Protocol):
-    """Parameters of a fleet as one worker sees them: the calls that tables, optimizers and metrics need.
+    """Parameters of a fleet as one worker uses them: the calls that tables, optimizers and metrics need.
 
     Runtimes derive from psfleet.core.runtime.script_runtime.ScriptRuntime, which adds the calls that a whole
     script needs.
@@ -387,24 +427,24 @@ class Runtime(Tensors, CollectiveCalls, Storage, Counts, Protocol):
         self.push([])
 
     def close(self) -> None:
-        """Flush, leave the fleet and release every resource. Safe to call twice."""
+        """Wait for pushes, leave the fleet and release every resource. Safe to call twice."""
 
 
 def missing_table(name: str, names: Sequence[str]) -> str:
-    """Return the error sentence for a table that does not exist.
+    """Return the error message for a table that does not exist.
 
     Args:
         name: Name of the missing table.
-        names: Names of all tables, including those that psfleet makes for itself.
+        names: Names of all tables, including internal ones, which the message leaves out.
     """
     table_names = ", ".join(table for table in names if not table.startswith(OWN)) or "none"
     return f"there is no table {name!r}, and without an optimizer none is made; the tables are: {table_names}"
 
 
 def is_trained(runtime: Storage, tables: Collection[str]) -> bool:
-    """Return whether one of these tables has been pushed to.
+    """Return whether at least one of these tables has been updated by a push.
 
-    If so before a worker's first push, the worker joins a running job. It must then neither write the first
+    If so before a worker's first push, the worker joins a running job. It must then neither write the initial
     rows of the tables nor wait for other workers to do so.
 
     Args:
@@ -418,7 +458,11 @@ def is_trained(runtime: Storage, tables: Collection[str]) -> bool:
 def load_runtime(name: str, *arguments: Any, **keywords: Any) -> Any:
     """Return a new runtime of the class registered as `name` in the entry-point group `psfleet.runtimes`.
 
-    The caller annotates the result with the protocol that this class derives from.
+    The class is loaded by name because it may be in another distribution, such as psfleet-worker. The caller
+    annotates the result with a protocol that the class implements.
+
+    Raises:
+        ConfigError: No class of this name is installed.
     """
     for entry in importlib.metadata.entry_points(group="psfleet.runtimes", name=name):
         return entry.load()(*arguments, **keywords)
@@ -427,7 +471,7 @@ def load_runtime(name: str, *arguments: Any, **keywords: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PooledIds:
-    """Ids of a table whose rows are pooled when they are pulled.
+    """Ids of a sparse table, in groups (bags) whose rows are pooled to one row each when they are pulled.
 
     Attributes:
         ids: Ids of all bags: int64 [n].
@@ -442,11 +486,11 @@ class PooledIds:
         return sum(map(len, self.parts))
 
     def pool(self, rows: Floats) -> Floats:
-        """Pool the rows of the ids, [n, dim], to float32 [all bags, dim]."""
+        """Pool the rows of the ids, float32 [n, dim], to one row for each bag: float32 [all bags, dim]."""
         return pool_parts(rows, self.parts)
 
     def matches(self, other: "PooledIds") -> bool:
-        """Return whether both pull the same ids with the same pooling."""
+        """Return whether both have the same ids and pool them in the same way."""
         return (
             len(self.parts) == len(other.parts)
             and (self.ids is other.ids or np.array_equal(self.ids, other.ids))
@@ -457,21 +501,21 @@ class PooledIds:
         )
 
     def copy(self) -> "PooledIds":
-        """Return a copy that does not change when the arrays of this one are written."""
+        """Return a copy that does not change if the caller later overwrites the arrays of this object."""
         return PooledIds(frozen(self.ids), tuple(part.copy() for part in self.parts))
 
 
 Asked = Ids | PooledIds
-"""Argument of a pull from a sparse table: ids, or ids whose rows are pooled."""
+"""Ids argument of a pull from a sparse table: plain ids, or ids in bags whose rows are pooled."""
 
 
 def read_of(table: int, ids: Asked, pools: bool) -> Read:
-    """Return the read for a pull from a sparse table.
+    """Return the Read for a pull from a sparse table.
 
     Args:
         table: Key of the table.
-        ids: Ids to pull, or ids whose rows are pooled.
-        pools: True if the runtime pools rows itself.
+        ids: Ids to pull, or ids in bags whose rows are pooled.
+        pools: True if the runtime pools rows itself. If False, the Read requests a row for each id.
     """
     if isinstance(ids, PooledIds):
         return Read(table, ids.ids, bags=ids.parts if pools else None)
@@ -479,12 +523,18 @@ def read_of(table: int, ids: Asked, pools: bool) -> Read:
 
 
 def as_asked(ids: Any, read: Read, values: Floats) -> Floats:
-    """Return the values in the form of the request: pooled here if the runtime does not pool."""
+    """Return pulled values as the caller requested them: pooled here if the runtime does not pool.
+
+    Args:
+        ids: Argument of the pull.
+        read: Result of `read_of` for these ids.
+        values: Values that the runtime has returned for the read.
+    """
     return ids.pool(values) if isinstance(ids, PooledIds) and read.bags is None else values
 
 
 def joined_ids(lookups: Sequence[PooledIds]) -> PooledIds:
-    """Return the bags of all look-ups, one after the other. A single look-up is returned as it is."""
+    """Join the ids and bags of several look-ups, one after the other. Returns a single look-up unchanged."""
     if len(lookups) == 1:
         return lookups[0]
     ids = np.concatenate([lookup.ids for lookup in lookups])
@@ -492,7 +542,7 @@ def joined_ids(lookups: Sequence[PooledIds]) -> PooledIds:
 
 
 def frozen(ids: Ids) -> Ids:
-    """Return a read-only copy, so that a runtime need not check whether its content has changed."""
+    """Return a read-only copy of ids, so that a runtime need not check whether they were changed."""
     copied = ids.copy()
     copied.flags.writeable = False
     return copied

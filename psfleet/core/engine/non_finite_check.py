@@ -1,7 +1,7 @@
-"""NonFiniteCheck: notices a loss or a gradient with NaN or infinity before it is pushed.
+"""NonFiniteCheck: finds NaN or infinity in a loss or a gradient before the worker pushes it.
 
-PSFLEET_ON_NAN says what happens then: `say` writes one line and pushes the values, `stop` raises an error,
-`skip` pushes the step without its gradients, and `ignore` does not look.
+The setting PSFLEET_ON_NAN decides what happens then: `say` logs one line and pushes the values, `stop` raises
+an error, `skip` pushes the step without its gradients, and `ignore` does not check.
 """
 
 import math
@@ -21,27 +21,27 @@ from psfleet.core.engine.kernels.initial_values import address_of
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 NamedValues = tuple[str, Floats, Ids | None]
-"""Name of a table, contiguous values, and their rows or elements, or None for those of the whole table."""
+"""Name of a table, contiguous values, and ids or positions of the values, or None for a whole dense table."""
 
 _log = log_of(__name__)
-_SHORT = 1024  # values whose squares are summed before a BLAS has begun
+_SHORT = 1024  # up to this many values, a kernel is faster than calling BLAS
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class SkippedGradients(Exception):
-    """Signal that a step is to be pushed without its gradients; the code that lays out the push does so."""
+    """Exception that tells the caller to push a step without its gradients."""
 
 
 class NonFiniteCheck:
-    """Checks what one worker pushes.
+    """Checks the losses and gradients that one worker pushes.
 
     Args:
         worker: Rank of the worker.
 
     Attributes:
-        found: Number of steps in which something was not finite.
+        found: Number of steps in which a value was not finite.
         first: Sentence about the first such step, and its time in seconds since 1970, or None so far.
-        norms: Norms of the gradients that were checked.
+        norms: Norms of the checked gradients.
     """
 
     def __init__(self, worker: int) -> None:
@@ -50,22 +50,22 @@ class NonFiniteCheck:
         self.found = 0
         self.first: tuple[str, float] | None = None
         self.norms = GradientNormHistograms()
-        self._last_found = 0  # step
+        self._last_found = 0  # last step that was counted
 
     def check_push(
         self, step: int, loss: float | None, gradients: Iterable[NamedValues], is_step: bool = True
     ) -> None:
-        """Check one push, or a part of it.
+        """Check one push, or a part of it, for values that are not finite.
 
         Args:
             step: Number of the step, from 1.
             loss: Loss of the step, or None if it is not known.
             gradients: The gradients to push.
-            is_step: False for a sum of steps that were checked before.
+            is_step: False for a sum of gradients of steps that were checked before.
 
         Raises:
-            UsageError: Something is not finite, and the policy is stop; the push must not be made.
-            SkippedGradients: Something is not finite, and the policy is skip.
+            UsageError: A value is not finite, and the setting is `stop`; the push must not be made.
+            SkippedGradients: A value is not finite, and the setting is `skip`.
         """
         if self._policy == "ignore":
             return None
@@ -75,15 +75,15 @@ class NonFiniteCheck:
         for table, values, ids in gradients:
             square = _sum_of_squares(values)
             self.norms.add_square(table, square)
-            # The sum of squares needs one pass and no temporary array, and is finite only if every value is.
-            # A second pass is needed only if it overflows.
+            # The sum of squares needs one pass and no temporary array, and is finite only if every value is
+            # finite. A second pass is needed only if the sum overflows.
             if not (square < math.inf or np.isfinite(values).all()):
                 fault = f"the gradient for table {table!r} {_first_non_finite(values, ids)}"
                 return self._report(step, fault, is_step)
         return None
 
     def _report(self, step: int, fault: str, is_step: bool) -> None:
-        """Count a value that is not finite, and do what the policy says."""
+        """Count a step with a value that is not finite, and act as PSFLEET_ON_NAN says."""
         sentence = f"worker {self._worker}, step {step}: {fault}"
         is_first = self.first is None
         if is_first:
@@ -110,7 +110,7 @@ class NonFiniteCheck:
 
 
 def _sum_of_squares(values: Floats) -> float:
-    """Return the sum of the squares; infinite or NaN if a value is, or if they overflow float32."""
+    """Return the sum of the squares. It is infinite or NaN if a value is, or if the sum overflows float32."""
     if values.size > _SHORT:
         flat = values.reshape(-1)
         return float(np.vdot(flat, flat))  # unlike `dot` it does not warn when it overflows
@@ -119,7 +119,7 @@ def _sum_of_squares(values: Floats) -> float:
 
 
 def _first_non_finite(values: Floats, ids: Ids | None) -> str:
-    """Return `has nan for id 17` of rows, `has nan at element 17` of a dense gradient."""
+    """Return words such as `has nan for id 17` for rows, or `has nan at element 17` for a dense gradient."""
     rows = values.reshape(len(values), -1)
     row, column = np.argwhere(~np.isfinite(rows))[0]
     if ids is not None and values.ndim > 1:

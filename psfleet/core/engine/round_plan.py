@@ -1,11 +1,11 @@
 """RoundPlan: which samples of a dataset each worker processes in each round of sync mode.
 
-A plan follows from the decisions of the coordinator alone. The order in which requests arrive plays no part,
-so the same decisions give the same bits (rules R3 to R5 of docs/protocol.md).
+A plan follows from the decisions of the coordinator alone, and not from the order in which requests arrive.
+So the same decisions give bit-identical results (rules R3 to R5 of docs/protocol.md).
 
-Samples are named by position: sample i of epoch e has position e * size + i. An entry of a plan gives a
-stream of positions to some seats, from one round on until the next entry begins. Within an entry each round
-takes the next batch for every seat:
+Samples are numbered by position: sample i of epoch e has position e * size + i. An entry of a plan divides a
+sequence of positions among some seats (worker ranks), from one round on until the next entry begins. Within
+an entry each round takes the next batch for every seat:
 
     size 18, batch 4, seats 0 and 1
 
@@ -13,8 +13,8 @@ takes the next batch for every seat:
     seat 0      0 to 3          8 to 11          16             18 to 21
     seat 1      4 to 7          12 to 15         17             22 to 25
 
-A round has samples of one epoch only, and the seats share the last round of an epoch evenly. Whole epochs in
-a row are stored as one range, so that time and memory do not depend on the number of epochs.
+A round has samples of one epoch only, and the seats share the last round of an epoch evenly. Several whole
+epochs in a row are stored as one range, so that time and memory do not depend on the number of epochs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,8 +28,10 @@ MOST = 1 << 62
 
 
 LOOKAHEAD = 2
-"""Rounds after the last closed round that a change of the members leaves as they were planned, because a
-worker reads the samples of a round as soon as the round two before it is closed."""
+"""Number of rounds after the last closed round that stay as planned when the members change.
+
+A worker reads the samples of a round as soon as the round two before it is closed.
+"""
 
 
 @dataclass
@@ -37,20 +39,21 @@ class SourceParts:
     """Number of parts of a source that gets more parts while it is read, such as partitions of a topic.
 
     Attributes:
-        count: Number of parts that this worker has found. From the first step of a dataset on, the number
-            that the first worker to arrive has found, so that all workers read the same parts.
+        count: Number of parts that this worker has found. When the first step of a dataset begins, this
+            becomes the number that the first worker to arrive has found, so that all workers read the same
+            parts.
     """
 
     count: int
 
 
 def length(ranges: Iterable[Range]) -> int:
-    """Return the number of positions."""
+    """Return the number of positions in these ranges."""
     return sum(high - low for low, high in ranges)
 
 
 def part(ranges: Iterable[Range], low: int, high: int) -> tuple[Range, ...]:
-    """Return the positions with the numbers `low` to `high` - 1 within the ranges."""
+    """Return a slice of the positions in these ranges: from index `low` to index `high` - 1."""
     parts = []
     at = 0
     for start, end in ranges:
@@ -66,7 +69,7 @@ class EpochRange:
     """Remaining part of one epoch, or a whole epoch that repeats.
 
     Attributes:
-        ranges: Positions of the part.
+        ranges: Positions of the part, or of the first of the epochs.
         repeats: Number of epochs in a row; above 1 only for whole epochs.
     """
 
@@ -75,7 +78,7 @@ class EpochRange:
 
 
 def epoch_ranges(ranges: Iterable[Range], size: int) -> list[EpochRange]:
-    """Split ranges by epochs, in order. `size` is the number of samples of an epoch."""
+    """Split ranges of positions by epochs, in the given order; an epoch has `size` samples."""
     spans: list[EpochRange] = []
     open_epoch = -1  # the epoch of the last range, if there may be more of it
     for low, high in ranges:
@@ -111,7 +114,13 @@ def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """Entry of a plan: from round `first` on, these seats share the stream in the order of seats."""
+    """Entry of a plan, which divides positions among seats (worker ranks).
+
+    Attributes:
+        first: First round of the entry. It ends where the next entry begins.
+        seats: Seats that share the positions, in this order.
+        stream: Positions to process.
+    """
 
     first: int
     seats: tuple[int, ...]
@@ -120,13 +129,14 @@ class PlanEntry:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Plan of one dataset: the samples of each seat in each round.
+    """Plan of one dataset: the samples of each seat (worker rank) in each round.
 
     Attributes:
         size: Number of samples of an epoch.
         batch: Number of samples of one seat in one round.
         entries: Entries in the order of their rounds.
-        withdrawn: Pairs of a round and a seat that is no member of it after all. Later rounds have its share.
+        withdrawn: Pairs of a round and a seat that is no longer a member of the round. Its samples for that
+            round are in later rounds.
     """
 
     size: int
@@ -135,7 +145,7 @@ class RoundPlan:
     withdrawn: frozenset[tuple[int, int]] = frozenset()
 
     def share(self, seat: int, number: int) -> tuple[Range, ...]:
-        """Return the seat's samples in round `number`; none if it has no part in it."""
+        """Return the samples of a seat (worker rank) in round `number`; empty if it has none."""
         entry = self._entry(number)
         if entry is None or seat not in entry.seats:
             return ()
@@ -151,7 +161,7 @@ class RoundPlan:
         return ()
 
     def last(self) -> int:
-        """Return the last round in which a seat has samples, or 0 if there is none."""
+        """Return the last round in which some worker has samples, or 0 if there is none."""
         number = 0
         for index, entry in enumerate(self.entries):
             ends = [start + span.repeats * rounds - 1 for span, start, rounds in self._spans(entry)]
@@ -162,9 +172,9 @@ class RoundPlan:
         return number
 
     def samples_from(self, number: int) -> tuple[Range, ...]:
-        """Return the samples of round `number` and of later ones."""
+        """Return the samples of round `number` and of all later rounds of its entry."""
         entry = self._entry(number)
-        if entry is None or not entry.seats:  # no seat had any of it
+        if entry is None or not entry.seats:  # no seat has used any sample of the entry
             return () if entry is None else entry.stream
         ranges: list[Range] = []
         for span, start, rounds in self._spans(entry):
@@ -178,7 +188,7 @@ class RoundPlan:
         return _joined(ranges)
 
     def unused(self, closed: int) -> tuple[Range, ...]:
-        """Return the samples that no round up to `closed` has used, in order."""
+        """Return the samples that no round up to `closed` has used."""
         if not self.entries:
             return ()
         last = self.entries[-1]
@@ -194,7 +204,7 @@ class RoundPlan:
         return tuple(sorted((*used_before, *last.stream)))
 
     def missed(self, seat: int, after: int, closed: int) -> tuple[Range, ...]:
-        """Return the seat's samples of rounds after `after`, up to `closed`, which closed without it."""
+        """Return the samples of a worker rank in rounds `after` + 1 to `closed`, closed without its push."""
         begin = max(after + 1, self.entries[0].first) if self.entries else closed + 1
         return tuple(
             positions
@@ -212,9 +222,11 @@ class RoundPlan:
             number: First round in which `seats` share the remaining samples.
             seats: New members.
             closed: Last round that any server has closed.
-            counts_in: Returns whether a seat is a member of a round. In the rounds between `closed` and
-                `number`, the shares of seats that are no members are dealt again.
+            counts_in: Returns whether a seat (first argument) is a member of a round. In the rounds between
+                `closed` and `number`, samples of seats that are no members move to later rounds.
         """
+        # Rounds up to `number` - 1 keep their plan, but some of their seats will make no push. The samples of
+        # these seats come first in the new entry.
         out = [
             (between, seat)
             for between in range(closed + 1, number)

@@ -1,16 +1,17 @@
 """State of a worker's script besides its parameters: schedulers, random generators, position in its data.
 
-Two things need it:
+It is needed for two purposes:
 
 - **Snapshots.** WorkerState captures all states between two steps, in the script's own thread, and keeps the
-  last 64 steps, until a snapshot asks for the step of its cut.
-- **A worker that restarts.** It runs its script from the beginning. Its loops over data then continue at the
-  last *mark*: a point between two steps that the earlier incarnation has recorded with all its states, before
-  a push that counts (psfleet.fleet.data_loops). Pushes of the script before that point, and pushes after it
-  that count already, are passed over. ScriptProgress keeps this.
+  states of the last 64 steps. A snapshot later requests the states of one of these steps.
+- **A worker that restarts.** It runs its script from the beginning, but its loops over data continue at the
+  last *mark*. A mark is a point between two steps at which the earlier process has saved all its states,
+  before a push that the servers accepted (psfleet.fleet.data_loops). The restarted script does not send
+  pushes before the mark, nor pushes after the mark that the servers have already accepted. ScriptProgress
+  decides this.
 
-The servers get the progress as a text with each push; in sync mode with the commit of the push, so that both
-take effect together.
+The servers get the progress as a text with each push, or in sync mode with the commit of the push, so that
+push and progress take effect together.
 """
 
 import itertools
@@ -29,9 +30,9 @@ from psfleet.core.base.json_documents import Format, exact, natural, reading
 
 _FORMAT = Format("worker state")
 PLACE = "psfleet.place"
-"""Name under which a worker's position in its loops is remembered."""
+"""Name under which the states of a script contain its position in its loops."""
 
-_STEPS = 64  # number of last steps whose states are kept
+_STEPS = 64  # number of steps whose states are kept
 _STEP_END_TIMEOUT = 5.0  # seconds that the script has to end the step of a snapshot
 _STUCK_EVERY = 0.02  # seconds between two checks whether the script is stuck in its step
 
@@ -46,8 +47,8 @@ class LoopPosition:
     Attributes:
         loop: Index of the present loop, or of the next loop if the script is in none.
         inside: True if the script is in a loop.
-        item: Number of used items of the present loop.
-        broken: For each loop that was left before its end, the number of items that it had taken.
+        item: Number of items of the present loop that the script has used.
+        broken: For each loop that was left before its end, the number of items that it had used.
         collectives: For each loop with collectives of all workers, the number of collectives, and the number
             of mode switches among them.
     """
@@ -60,7 +61,7 @@ class LoopPosition:
         self.collectives: dict[int, tuple[int, int]] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position as values that JSON can hold."""
+        """Return the position as values that can be stored as JSON."""
         return _place(
             self.loop,
             self.item,
@@ -70,7 +71,7 @@ class LoopPosition:
         )
 
     def set_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the position to a value of `state_dict`.
+        """Set the position to a value that `state_dict` has returned.
 
         Raises:
             Misfit: The value has other fields.
@@ -86,7 +87,7 @@ class LoopPosition:
         self.loop, self.inside, self.item = loop, True, 0
 
     def at(self, loop: int, item: int) -> None:
-        """Note the number of used items of a loop, if it is the present one."""
+        """Set the number of used items of a loop, if it is the present loop."""
         if self.is_in(loop):
             self.item = item
 
@@ -99,12 +100,15 @@ class LoopPosition:
         return self.inside and self.loop == loop
 
     def has_reached(self, other: "LoopPosition") -> bool:
-        """Return whether this position is equal to `other` or after it."""
+        """Return whether this position is equal to or after `other`."""
         here, target = (self.loop, self.inside, self.item), (other.loop, other.inside, other.item)
         return here >= target
 
     def behind(self, loop: int) -> tuple[int, int | None]:
-        """Return the number of used items of a loop, and the number after which it was left early."""
+        """Return how many items of a loop are used, and after how many it was left early, or None.
+
+        A finished loop has used all its items, which is represented by sys.maxsize.
+        """
         if self.is_in(loop):
             return self.item, None
         return (sys.maxsize if loop < self.loop else 0), self.broken.get(loop)
@@ -129,9 +133,9 @@ def _place_fields(document: Any) -> list[Any]:
 
 
 class WorkerState:
-    """Objects of a script whose states are remembered, and their states after each of the last steps.
+    """Objects of a script whose states are saved, and their states after each of the last steps.
 
-    The script's thread captures; any thread may read (`state_at`).
+    Only the script's thread may call `capture`; any thread may call `state_at`.
     """
 
     def __init__(self) -> None:
@@ -140,7 +144,7 @@ class WorkerState:
         self._changed = threading.Condition()
 
     def add(self, name: str, thing: Any, state: Any = None) -> None:
-        """Remember an object from now on, and restore the state that it had in a snapshot, if any.
+        """Save the states of an object from now on, and restore its state from a snapshot if there is one.
 
         Args:
             name: Name of the object, unique in the script.
@@ -149,7 +153,7 @@ class WorkerState:
             state: State from a snapshot, or None.
 
         Raises:
-            UsageError: The name is taken, or the thing has no state that JSON can hold.
+            UsageError: The name is used already, or the object has no state that can be stored as JSON.
         """
         if name in self._things:
             raise UsageError(f"{name!r} is remembered already; choose another name")
@@ -170,15 +174,16 @@ class WorkerState:
         return states
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Restore the states of all objects except the position, which the script reaches by itself."""
+        """Restore the states of all objects except the position, at which the script arrives by running."""
         for name, thing in self._things.items():
             if name in states and name != PLACE:
                 _set_state(name, thing, states[name])
 
     def state_at(self, step: int, is_stuck: Callable[[], bool] = bool) -> bytes:
-        """Return all states after a step as JSON, waiting up to 5 s for the script to end the step.
+        """Return all states after a step as JSON, after waiting up to 5 s for the script to end the step.
 
-        If the script does not get there, returns the states of an earlier step, or b"" if there are none.
+        If the script does not end the step in time, returns the states of an earlier step, or b"" if there
+        are none.
 
         Args:
             step: Number of the step. A negative number returns a JSON list of [step, states] for every step
@@ -199,7 +204,7 @@ class WorkerState:
 
 
 def read_states(document: Any) -> dict[str, Any]:
-    """Return the states that `WorkerState.capture` has written by name, with the position under PLACE.
+    """Return the states in a document of `WorkerState.capture`, by name, with the position under PLACE.
 
     Raises:
         Misfit: The document is of another version, or has other fields.
@@ -214,15 +219,16 @@ def read_states(document: Any) -> dict[str, Any]:
 
 
 def redealt(states: Mapping[int, Mapping[str, Any]], workers: int, worker: int) -> dict[str, Any]:
-    """Return the first state of a worker when a job continues with another number of workers.
+    """Return the initial state of a worker when a job continues with another number of workers.
 
-    Schedulers and the like come from the worker with the same index, or from another worker if there was
-    none. Random generators come from the worker with the same index only, since two workers must not draw
-    the same numbers. The position in the loops of `fleet.shard` is before the first batch that some worker
-    has not processed, so that no batch is left out. The result is empty if there is no state.
+    Schedulers and similar objects get the state of the earlier worker with the same index, or of another
+    worker if there was none. Random generators get the state of the worker with the same index only, since
+    two workers must not draw the same numbers. The position in the loops of `fleet.shard` is before the first
+    batch that some worker has not processed, so that no batch is left out. The result is empty if there is no
+    state.
 
     Args:
-        states: States of the earlier job by worker.
+        states: States of the earlier job, by worker.
         workers: Number of workers of the earlier job.
         worker: Index of the worker in this job.
     """
@@ -242,6 +248,7 @@ def _joined(positions: Mapping[int, Mapping[str, Any]], workers: int) -> dict[st
     loop = min(position["loop"] for position in positions.values())
     within = {seat: at["item"] for seat, at in positions.items() if at["loop"] == loop}
     inside = [at["inside"] for at in positions.values() if at["loop"] == loop]
+    # Worker i processes the batches b with b % workers == i. Find each worker's first unprocessed batch.
     next_ranges = (item + (seat - item) % workers for seat, item in within.items())
     return _place(loop, min(next_ranges), any(inside), {}, {})
 
@@ -270,23 +277,26 @@ def _set_state(name: str, thing: Any, state: Any) -> None:
     if setter is None:
         raise UsageError(f"{name!r} is {thing!r}, which has no set_state_dict()")
     setter(state)
-    # A scheduler of PyTorch restores its own counters, but leaves the learning rates to the optimizer.
+    # A PyTorch scheduler restores its own counters, but not the learning rates, which the optimizer stores.
     groups = getattr(getattr(thing, "optimizer", None), "param_groups", ())
     for group, rate in zip(groups, state.get("_last_lr", ()), strict=False):
         group["lr"] = rate
 
 
 class ScriptProgress:
-    """Progress of one incarnation through its script. Decides which pushes are new.
+    """Progress of one worker process through its script. It decides which pushes are sent.
+
+    A restarted worker repeats its script; pushes that the servers have already accepted must not be sent
+    again.
 
     Args:
-        text: Progress text of the earlier incarnation's last push that counts. Empty if there was none or the
-            script was in no loop of the fleet; every step is then repeated.
+        text: Progress text that came with the last accepted push of the worker's earlier process. Empty if
+            there was none or the script was in no loop of the fleet; every step is then repeated.
 
     Attributes:
-        behind: Number of the script's pushes that count.
-        pushes: Number of pushes that the script has made so far, including those that were passed over.
-        states: States at the mark by name.
+        behind: Number of the script's pushes that the servers have accepted.
+        pushes: Number of pushes that the script has made so far, including those that were not sent.
+        states: States at the mark, by name: the point between two steps at which the script continues.
     """
 
     def __init__(self, text: str = "") -> None:
@@ -304,19 +314,22 @@ class ScriptProgress:
         self._mark: tuple[int, str] | None = None
 
     def passes(self) -> bool:
-        """Return whether the next push counts already. Such a push is counted here and must not be sent."""
+        """Return whether the servers have already accepted the next push.
+
+        If True, the push is counted here, and the caller must not send it.
+        """
         if self._there and self.pushes >= self.behind:
             return False
         self.pushes += 1
         return True
 
     def arrive(self) -> None:
-        """Note that the script has reached the point of the mark."""
+        """Record that the script has reached its mark, the point at which its data loops continue."""
         if not self._there:
             self._there, self.pushes = True, self._at
 
     def catch_up(self) -> None:
-        """Treat every later push as new: the fleet deals the data and knows which samples are used."""
+        """Treat every later push as new. For data that the fleet assigns: it knows which samples are used."""
         self._there, self.pushes = True, max(self.pushes, self.behind)
 
     def made(self) -> None:
@@ -326,12 +339,12 @@ class ScriptProgress:
     def mark(self, states: str, latest: bool = False) -> None:
         """Set the mark to this point between two steps, with the states of the script.
 
-        The first mark after a push stays until the next push: the effects of steps without a push are only
-        in this process's memory, so a later incarnation has to repeat those steps.
+        After a push, only the first call sets the mark, until the next push: the effects of steps without a
+        push are only in this process's memory, so a restarted process has to repeat those steps.
 
         Args:
             states: Result of `WorkerState.capture`.
-            latest: True to replace the mark in any case, for data that the fleet deals: it deals no sample
+            latest: True to set the mark in any case, for data that the fleet assigns: it assigns no sample
                 again.
         """
         if latest or self._mark is None or self._mark[0] != self.pushes:
@@ -341,9 +354,9 @@ class ScriptProgress:
         """Return the progress text for a push or its commit, or "" if the script is in no loop of the fleet.
 
         Args:
-            more: Number of pushes that the text goes with and that are not counted yet.
-            repeats: True if a later incarnation makes the same pushes after the mark, so that pushes that
-                count already are recognised by their number.
+            more: Number of pushes that the text is sent with and that are not counted yet.
+            repeats: True if a restarted process makes the same pushes after the mark, so that pushes that the
+                servers have accepted are recognised by their number.
         """
         if self._mark is None:
             return ""

@@ -1,8 +1,8 @@
-"""Loop of `fleet.dataset`: asks the fleet for the positions of each step and reads the samples there.
+"""Loop of `fleet.dataset`: gets the positions of each step's samples from the fleet, and reads the samples.
 
-It joins two sides: a runtime, which knows the positions that this worker has in the next step (in a cluster
-server 0 assigns each sample to exactly one worker), and a source, which reads the samples at given positions.
-With `prefetch` a thread reads ahead; everything else runs in the thread of the loop.
+It joins two sides. A runtime knows the positions that this worker has in the next step (in a cluster server 0
+assigns each sample to exactly one worker), and a source reads the samples at given positions. With `prefetch`
+a thread reads ahead; everything else runs in the thread of the loop.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ def batches(
     runtime: Callable[[], ScriptRuntime] = active,
     prefetch: int = 0,
 ) -> Peekable[Any]:
-    """Return the batches of a dataset for this worker; the arguments are those of `fleet.dataset`.
+    """Return an iterator over the batches of a dataset for this worker.
 
     Args:
         source: Samples to read.
         batch_size: Number of samples of a step.
-        epochs: Number of passes over all samples, or None for as many as the script wants.
+        epochs: Number of passes over all samples, or None to go on until the script stops.
         shuffle_seed: Seed of the order of samples, or None for the source's own order.
         merged: Number of batches whose gradients are pushed together (`gradient_merge`).
         runtime: Function that returns the runtime to train with.
@@ -83,8 +83,8 @@ class _DatasetPass:
                 (next_ranges, samples), self._seen = self._seen, ((), None)
                 samples = samples if next_ranges == ranges else self._samples(ranges)
                 if self._waits and merged == 1 and len(samples) == 0:
-                    # A topic has no message at these positions. The step still needs its push: rounds and
-                    # leases count it.
+                    # A topic has no message at these positions. The step still needs its push, because rounds
+                    # and leases count steps.
                     runtime.push([])
                 else:
                     yield samples
@@ -121,7 +121,10 @@ class _DatasetPass:
 
     @contextlib.contextmanager
     def _reading_ahead(self) -> Iterator[None]:
-        """Start a thread that reads ahead, if `prefetch` asks for it and the source can, and end it later."""
+        """Start a thread that reads ahead, if `prefetch` is set and the source allows it.
+
+        Ends it after the block.
+        """
         source = self._source
         if self._prefetch and isinstance(source, OrderedSource) and not self._waits:
             self._ahead = ReadAhead(self._prepare, self._size, self._prefetch)

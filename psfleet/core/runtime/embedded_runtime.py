@@ -1,11 +1,11 @@
 """EmbeddedRuntime: tables in this process, without servers or a network; and FrozenRuntime, a read-only copy.
 
 A script that no launcher has started trains with EmbeddedRuntime. It runs the same shard, rules and kernels
-as a server, so results are equal bit for bit to those of a cluster with one worker. FrozenRuntime holds the
-weights of a snapshot, for predictions.
+as a server, so results are bit-identical to those of a cluster with one worker. FrozenRuntime has the weights
+of a snapshot, for predictions.
 
-Both are for one thread at a time, and a push ends before `push` returns. A process that was forked from the
-training process may read tables but not change them.
+Both may be used by one thread at a time. A push is applied before `push` returns. A process that was forked
+from the training process may read tables but not change them.
 """
 
 import dataclasses
@@ -82,21 +82,21 @@ Columns = Mapping[str, NDArray[Any]]
 
 
 class EmbeddedRuntime(ScriptRuntime):
-    """Runtime whose tables are in this process; bit-equal to one server with one worker.
+    """Runtime whose tables are in this process. Results are bit-identical to one server with one worker.
 
     Every push is applied before `push` returns, which for a single worker is what both sync and async mode
     do.
 
     Args:
         clock: Function that returns the time in seconds, for the expiry of rows.
-        wire: Compression that values would have on the wire. It is applied here too, so that a script gives
-            the same results as on a cluster.
+        wire: Compression that a cluster would use for transfers. It is applied here too, so that a script
+            gives the same results as on a cluster.
         watch: Check of gradients and losses for values that are not finite, or None for a new one.
         only_reads: True if tables are filled once and then only read.
 
     Attributes:
-        wire: Settings of the wire, as given.
-        counters: Counters whose counts travel with each push.
+        wire: The argument `wire`, or settings without compression.
+        counters: Counters whose counts are sent with each push.
     """
 
     worker_index = 0
@@ -123,7 +123,7 @@ class EmbeddedRuntime(ScriptRuntime):
         self._clock = clock
         self._timer = TickTimer(clock())
         self._specs: dict[int, TableSpec] = {}
-        grpc_process.prepare()  # rows and sums of megabytes come and go with every step
+        grpc_process.prepare()  # tunes malloc: each step allocates megabytes
         self._batches = RecentBatches()
         self._pushes = 0
         self._saves = 0
@@ -164,8 +164,8 @@ class EmbeddedRuntime(ScriptRuntime):
         if spec.kind == "dense":
             return self._arrived(spec, self._shard.tables.read([read])[0]).reshape(spec.shape)
         ids = check_ids(spec, read.ids)
-        # Each row is read once, however often the batch repeats its id. `of` remembers the distinct ids of
-        # recent batches, because the push of this step will ask for the same ones.
+        # Each row is read once, even if the batch repeats its id. `_batches` stores the distinct ids of
+        # recent batches, because the push of this step will need them too.
         unique = self._batches.unique_ids(read.table, ids if ids.ndim == 1 else ids.reshape(-1), 1)
         [rows] = self._shard.tables.read([Read(read.table, unique.unique[0])])
         parts = [self._arrived(spec, rows)]
@@ -174,7 +174,7 @@ class EmbeddedRuntime(ScriptRuntime):
         return unique.expand(parts).reshape(*ids.shape, spec.dim)
 
     def _arrived(self, spec: TableSpec, values: Floats) -> Floats:
-        """Return the values as a worker would receive them."""
+        """Return the values as a worker would receive them, after the compression of the wire."""
         form = value_format(spec, self.wire.values)
         return values if form == "float32" else repacked(values, form)
 
@@ -207,7 +207,7 @@ class EmbeddedRuntime(ScriptRuntime):
             self._timer.mark_ticked(now)
 
     def _merged(self, gradients: Sequence[Gradient]) -> list[tuple[TableSpec, Gradient]]:
-        """Return gradients with distinct ids, rounded to the precision of amp, as a worker sends them."""
+        """Return gradients with distinct ids, rounded to 16 bits if amp is on, as a worker sends them."""
         parts = check_gradients(lambda key: self._shard.tables[key].spec, gradients)
         return [(part[0], self._with_sums(*part)) for part in parts]
 
@@ -296,7 +296,7 @@ class EmbeddedRuntime(ScriptRuntime):
         self.restore(Snapshot(path).events(0, 1))
 
     def restore(self, events: Events) -> None:
-        """Create and fill tables from the events of a snapshot."""
+        """Create tables from the events of a snapshot, and fill them."""
         self._compressor.forget()
         load_events(self._shard, events)
         self._specs = {key: table.spec for key, table in self._shard.tables.items()}
@@ -334,12 +334,12 @@ class EmbeddedRuntime(ScriptRuntime):
         ]
 
     def close(self) -> None:
-        """Release the tables' memory; later calls raise an error."""
+        """Release the memory of the tables. Later calls raise UsageError."""
         self._shard = cast(Shard, ClosedRuntime(_CLOSED))
 
     @staticmethod
     def _expect(instructions: Sequence[Any]) -> int:
-        """Return the number in the last of a shard's instructions, or raise the error of one."""
+        """Return the number in the last of a shard's instructions, or raise the first error among them."""
         number = 0
         for instruction in instructions:
             if isinstance(instruction, SendError):
@@ -351,9 +351,9 @@ class EmbeddedRuntime(ScriptRuntime):
 
 
 class FrozenRuntime(ReadOnlyRuntime, EmbeddedRuntime):
-    """Read-only runtime on the weights of a snapshot, for predictions; optimizer state is not loaded.
+    """Read-only runtime on the weights of a snapshot, for predictions. Optimizer state is not loaded.
 
-    An id without a row has the first value that it would have in training.
+    An id without a row has the initial values that it would have in training.
 
     Args:
         path: Folder of the snapshot.
@@ -371,7 +371,7 @@ class FrozenRuntime(ReadOnlyRuntime, EmbeddedRuntime):
 
 
 def _weights(snapshot: Snapshot) -> Events:
-    """Yield the events that load the weights into a shard: no state, no scores, no candidate ids."""
+    """Yield events that load the weights into a shard, without optimizer state, scores and candidate ids."""
     specs = {spec.key: spec for spec in snapshot.specs()}
     for event in snapshot.events(0, 1):
         if isinstance(event, CreateTable):

@@ -1,9 +1,9 @@
 """ProcessRuntime: the one runtime that a script, `psfleet.fleet` and all clients of a process share.
 
-A process occupies one seat in its fleet, however many clients it opens. This module counts them, makes the
-runtime when it is first needed, and leaves the fleet when the last user is done or the script ends. A script
-that fails does not leave, since a worker that leaves counts as finished. `using` gives a thread a
-ProcessRuntime of its own, so that one process can run several workers.
+A process is one worker of its fleet, for any number of clients. This module counts the clients, makes the
+runtime when it is first needed, and leaves the fleet when the last client is closed or the script ends. A
+script that fails does not leave, since a worker that leaves counts as finished. `using` gives a thread a
+separate ProcessRuntime, so that one process can run several workers.
 """
 
 import atexit
@@ -23,18 +23,18 @@ from psfleet.core.engine.interface import load_runtime
 from psfleet.core.runtime.script_runtime import ScriptRuntime
 
 Parts = Mapping[str, Mapping[str, Any]]
-"""Parts of a strategy, in the form of a strategy file."""
+"""Parts of a strategy by name, each a mapping of settings, as in a strategy file."""
 
 
 class ProcessRuntime:
-    """Active runtime of a process, and the number of its users, so that the seat is left exactly once.
+    """Active runtime of a process. Counts its users, so that the process leaves the fleet only once.
 
-    A process has one ProcessRuntime; a thread inside `using` has one of its own.
+    A process has one ProcessRuntime; a thread inside `using` has a separate one.
 
     Attributes:
         bound_tables: Tables of the active runtime (psfleet.core.graph.parameters.binding.BoundTables).
-        caches: Caches of values that were read; each is told to forget them when tables may have changed.
-        mergers: GradientMergers that keep gradients for the active runtime.
+        caches: Caches of pulled values, which are cleared when tables may have changed.
+        mergers: GradientMergers that hold gradients for the active runtime.
     """
 
     def __init__(self, runtime: ScriptRuntime | None = None) -> None:
@@ -47,7 +47,7 @@ class ProcessRuntime:
         self.use(runtime)
 
     def active(self) -> ScriptRuntime:
-        """Return the active runtime, and make it at the first call.
+        """Return the active runtime. The first call makes one.
 
         It is embedded unless `fleet.init()` has found a cluster.
 
@@ -62,7 +62,7 @@ class ProcessRuntime:
 
     @property
     def is_active(self) -> bool:
-        """True if a runtime has been made and is still open."""
+        """True if a runtime was made and is still open."""
         return self._runtime is not None
 
     @property
@@ -72,22 +72,22 @@ class ProcessRuntime:
 
     @property
     def pushes(self) -> int:
-        """Number of the script's pushes, including those of earlier incarnations. 0 without a runtime."""
+        """Number of the script's pushes, including those before a restart. 0 without a runtime."""
         return 0 if self._runtime is None else self._runtime.pushes
 
     def check_process(self, what: str) -> None:
-        """Raise UsageError if this process is a fork of the one that has made the runtime."""
+        """Raise UsageError if this process is a fork of the process that has made the runtime."""
         if self._runtime is not None:
             check_process(self._process, what)
 
     @property
     def waiting_steps(self) -> int:
-        """Number of steps whose gradients `gradient_merge` keeps in this process until a later push."""
+        """Number of steps whose gradients `gradient_merge` holds in this process until a later push."""
         return max((merger.waiting for merger in self.mergers), default=0)
 
     @property
     def newest_snapshot(self) -> tuple[str, int] | None:
-        """Folder of the job's newest snapshot and the script's last push in it (0 if that is not known)."""
+        """Folder of the job's newest snapshot, and the script's last push in it (0 if it is not known)."""
         cluster = None if self._runtime is None else self._runtime.cluster
         return None if cluster is None else cluster.newest_snapshot
 
@@ -97,16 +97,19 @@ class ProcessRuntime:
         return None if self._runtime is None else self._runtime.server_num
 
     def provide(self, make: Callable[[Parts], ScriptRuntime] | None) -> None:
-        """Set how the next active runtime is made; None makes an embedded one.
+        """Set the function that makes the next active runtime, or None for an embedded one.
 
         Args:
-            make: Function of the settings that a client asks for. They apply where the script has chosen
-                none.
+            make: Function that returns a runtime. Its argument is the settings that a client requests, which
+                apply unless the script has chosen others.
         """
         self._make = make
 
     def use(self, runtime: ScriptRuntime | None) -> ScriptRuntime | None:
-        """Replace the active runtime and return the previous one. After None, the next use makes one."""
+        """Replace the active runtime and return the previous one.
+
+        After None, the next use makes a new runtime.
+        """
         before, self._runtime = self._runtime, runtime
         self._process = os.getpid()
         self.mergers.clear()
@@ -118,9 +121,11 @@ class ProcessRuntime:
     def hold(self, make: Callable[[Parts], ScriptRuntime], parts: Parts) -> ScriptRuntime:
         """Return the active runtime for another client, and count the client.
 
+        Makes a runtime if there is none.
+
         Args:
-            make: Makes the runtime, unless there is one or `fleet.init()` has chosen how to make it.
-            parts: Settings that the client asks for.
+            make: Makes the runtime, unless `fleet.init()` has set another function.
+            parts: Settings that the client requests.
         """
         if self._runtime is None:
             self._runtime = (self._make or make)(parts)
@@ -129,16 +134,16 @@ class ProcessRuntime:
             atexit.register(self._leave)
         self._clients += 1
         self._lingers = False
-        self._exit = None  # the script has caught its SystemExit, and goes on
+        self._exit = None  # the script has caught its SystemExit, and continues
         return self._runtime
 
     def let_go(self, runtime: ScriptRuntime, timeout: float | None = None) -> None:
-        """End a client's use: flush the runtime, and close it if nothing else in the process uses it.
+        """End a client's use of the runtime: flush it, and close it if nothing else in the process uses it.
 
         Args:
             runtime: Runtime of the client.
             timeout: Seconds for which the flush waits for other workers, if the client's `with` block has
-                failed; else None. A failed client keeps its seat in the fleet until the script ends.
+                failed; else None. After a failure the process stays in the fleet until the script ends.
         """
         if runtime is self._runtime:
             self._clients -= 1
@@ -150,29 +155,32 @@ class ProcessRuntime:
         runtime.close()
 
     def _leave(self) -> None:
-        """Leave the fleet at the end of a script that still occupies its seat, unless it has failed."""
+        """Leave the fleet at the end of a script, if it is still in the fleet and has not failed."""
         if (self.is_held or self._lingers) and not self.has_failed():
             before = self.use(None)
             if before is not None:
                 before.close()
 
     def expect_exit(self, error: BaseException) -> None:
-        """Remember a failure that is `sys.exit`; unlike other errors, it does not set sys.last_value."""
+        """Record that the script ends by `sys.exit`.
+
+        Unlike other errors, this does not set sys.last_value.
+        """
         if isinstance(error, SystemExit):
             self._exit = error
 
     def has_failed(self) -> bool:
         """Return whether the script has ended with an error or with a nonzero exit code.
 
-        Its worker then keeps its seat in the fleet: a worker that leaves counts as finished, and the others
-        would go on without its share of the data. The launcher, or the platform that runs the job, sees the
-        exit code.
+        The worker of a failed script does not leave the fleet. A worker that leaves counts as finished, and
+        the other workers would go on without its share of the data. The launcher, or the platform that runs
+        the job, sees the exit code.
         """
         return self._exit is not None or hasattr(sys, "last_value")
 
 
 def check_none_waits(steps: int, holder: str) -> None:
-    """Refuse to save while gradients wait to be merged, because the file would lack them.
+    """Raise an error if gradients wait to be merged, because a file saved now would lack them.
 
     Args:
         steps: Number of steps whose gradients wait.
@@ -189,7 +197,7 @@ def check_none_waits(steps: int, holder: str) -> None:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether a script that ends with this error, uncaught, has failed."""
+    """Return whether a script has failed if this error ends it."""
     return not isinstance(error, SystemExit) or bool(error.code)
 
 
@@ -205,7 +213,7 @@ current: Callable[[], ProcessRuntime] = _current.get
 
 
 def active() -> ScriptRuntime:
-    """Return the active runtime of this process, and make it at the first call."""
+    """Return the active runtime of this process. The first call makes one."""
     return current().active()
 
 

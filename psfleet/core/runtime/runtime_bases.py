@@ -1,7 +1,6 @@
 """Base classes of runtimes: one forwards every call to another runtime, one refuses every change.
 
-A consistency mode, local SGD and read-only runtimes are built on them: each overrides the methods in which it
-differs.
+The runtimes of consistency modes, local SGD and read-only access derive from them and override a few methods.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,13 +24,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def handed_on(method: F, part: str = "_fleet") -> F:
-    """Return an attribute that is this method of an inner object, such as the runtime below a wrapper.
+    """Return an attribute that forwards a method to an inner object, such as the runtime below a wrapper.
 
     A call of it costs no more than a call of the inner object: an attribute look-up, and no second frame.
 
     Args:
         method: Method of the same name and signature.
-        part: Name of the attribute that holds the inner object.
+        part: Name of the attribute that has the inner object.
     """
     return read_through(f"{part}.{method.__name__}")  # type: ignore[no-any-return]
 
@@ -42,7 +41,12 @@ def read_through(path: str) -> Any:
 
 
 def refused(method: F, what: str) -> F:
-    """Return a method of a ReadOnlyRuntime that raises UsageError: "the tables can be read only, and ..."."""
+    """Return a method that raises UsageError, because the tables of a ReadOnlyRuntime cannot be changed.
+
+    Args:
+        method: Method that is refused.
+        what: End of the sentence "the tables ... cannot", such as "be pushed to".
+    """
 
     def refuse(runtime: "ReadOnlyRuntime", *_: Any, **__: Any) -> NoReturn:
         raise UsageError(
@@ -53,8 +57,13 @@ def refused(method: F, what: str) -> F:
 
 
 def pull_parts(reads: Sequence[Read], local: Runtime, fleet: Runtime) -> list[Floats]:
-    """Pull tables that `local` has from it, and further tables from `fleet`; return values in the order of
-    the reads."""
+    """Return pulled values in the order of the reads, from two runtimes.
+
+    Args:
+        reads: Tables and ids to read.
+        local: Runtime that is used for all tables that it has.
+        fleet: Runtime for the other tables.
+    """
     local_specs = local.specs()
     far = [read for read in reads if read.table not in local_specs]
     if not far:
@@ -64,11 +73,11 @@ def pull_parts(reads: Sequence[Read], local: Runtime, fleet: Runtime) -> list[Fl
 
 
 class ForwardingRuntime(ScriptRuntime):
-    """Runtime that forwards every call to another one; the base of runtimes that change a few calls.
+    """Runtime that forwards every call to another one. Derive from it to change a few calls.
 
-    Two things are not forwarded, so that a subclass may override `pull` and `push` alone: `pull_ahead` is a
-    plain `pull` of this object, and bags are not accepted (`pools` is False). A subclass that handles them
-    switches them on.
+    A derived class may override only `pull` and `push`, because two things are not forwarded: `pull_ahead`
+    calls `pull` of this object, and pooled rows (bags) are not accepted (`pools` is False). A derived class
+    that supports these two switches them on.
 
     Args:
         fleet: Runtime that gets the calls.
@@ -117,10 +126,10 @@ class ForwardingRuntime(ScriptRuntime):
 class ReadOnlyRuntime(ScriptRuntime):
     """Base of runtimes that refuse every change of a table with a UsageError.
 
-    A reader is its own only worker: there is nothing to flush, and nobody to wait for.
+    It acts as a fleet with one worker: flush and barrier do nothing.
 
     Args:
-        source: Name of the tables' owner, for messages.
+        source: Owner of the tables, for messages.
         instead: Advice for messages: how to change the tables.
     """
 
@@ -137,7 +146,7 @@ class ReadOnlyRuntime(ScriptRuntime):
 
     @override
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
-        """Return the key of an existing table; the declared optimizer and first values are ignored.
+        """Return the key of an existing table. The declared optimizer and initial values are ignored.
 
         Raises:
             UnknownTable: There is no such table.

@@ -1,12 +1,12 @@
 """ScriptRuntime: a Runtime with what a whole script needs besides its tables; the base class of all runtimes.
 
 `psfleet.core.engine.interface.Runtime` is enough to train on tables. A script also loops over data, switches
-modes, scales its fleet and goes on after a restart. What every runtime can answer is a member of
-ScriptRuntime. What exists only in a cluster is behind `ScriptRuntime.cluster`, which is None elsewhere, so
-that a type checker finds callers that forget the other case.
+modes, changes the number of servers and continues after a restart. Calls that every runtime supports are
+members of ScriptRuntime. Calls that exist only in a cluster are members of `ScriptRuntime.cluster`, which is
+None elsewhere, so that a type checker finds callers that forget the case without a cluster.
 
-A member with a default need not be written in a runtime for which the default is right. A ForwardingRuntime
-forwards every member; `tests/fleet/test_process_runtime.py` checks that.
+Some members have a default; a runtime overrides them only if it differs. A ForwardingRuntime forwards every
+member; `tests/fleet/test_process_runtime.py` checks that.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,102 +23,113 @@ from psfleet.core.runtime.strategy import ConsistencySettings, WireSettings
 
 
 class Cluster(Protocol):
-    """A worker's part of a cluster, besides its tables."""
+    """Calls of a worker that exist only in a cluster."""
 
     @property
     def mode(self) -> ConsistencyMode:
-        """Mode in which the fleet runs, with the settings that servers know.
+        """Present consistency mode of the fleet, with the settings that servers know.
 
-        It differs from the requested mode if the fleet has switched before this incarnation began.
+        It differs from the requested mode if the fleet has switched its mode before this process joined.
         """
 
     @property
     def watch(self) -> NonFiniteCheck:
-        """NaN/Inf check of outgoing gradients."""
+        """Check for NaN and infinity in the gradients that this worker sends."""
 
     @property
     def progress(self) -> ScriptProgress:
-        """Progress of the script, over all incarnations of this worker."""
+        """Progress of the script, including that of the worker's earlier processes."""
 
     @property
     def step(self) -> int:
-        """Number of this incarnation's last push."""
+        """Number of the last push of this process."""
 
     @property
     def collectives(self) -> tuple[int, int]:
-        """Number of collectives of this incarnation so far, and of mode switches among them."""
+        """Number of collectives of this process so far, and of mode switches among them."""
 
     def pass_collectives(self, collectives: int, changes: int) -> None:
-        """Count collectives and mode switches of a part of the script that is passed over."""
+        """Count collectives and mode switches in a part of the script that a restarted worker skips."""
 
     def keep(self, state_at: Callable[[int, Callable[[], bool]], bytes]) -> bytes:
-        """Put the script's state into snapshots, and return the state with which the script goes on.
+        """Add the script's state to snapshots, and return the state that the script must restore now.
 
         Args:
-            state_at: Returns the state (JSON) after the push that a snapshot ends with, as
-                psfleet.core.engine.worker_state.WorkerState.state_at does. It is called by another thread.
+            state_at: Returns the state (JSON) after a given push, the last one in a snapshot, as
+                psfleet.core.engine.worker_state.WorkerState.state_at does. Another thread calls it.
 
         Returns:
-            State (JSON) in the snapshot that the fleet has started from, or b"" without one.
+            State (JSON) in the snapshot that the fleet has loaded at its start, or b"" without a snapshot.
         """
 
     @property
     def newest_snapshot(self) -> tuple[str, int] | None:
-        """Folder of the job's newest snapshot, and the script's last push in it (0 if that is not known)."""
+        """Folder of the job's newest snapshot, and the script's last push in it (0 if it is not known)."""
 
     def add_data_wait(self, nanoseconds: int) -> None:
-        """Count time for which the script has waited for its data."""
+        """Add time for which the script has waited for its data, for metrics."""
 
     def stage_links(self, place: StagePosition, queue_size: int) -> Links:
-        """Return links to this worker's other stages, which are open until the runtime is closed."""
+        """Return links to the other processes of this worker's pipeline. Closing the runtime closes them.
+
+        Args:
+            place: Position of this process in the pipeline.
+            queue_size: Number of messages to a process that may wait before `send` blocks.
+        """
 
 
 class ScriptRuntime(Runtime, Protocol):
     """Runtime of a script or client: tables, data, modes, and access to the cluster if there is one.
 
     Attributes:
-        wire: Compression of values and gradients on the wire.
+        wire: Compression of values and gradients during transfer.
     """
 
     wire: WireSettings
 
     @property
     def cluster(self) -> Cluster | None:
-        """The worker's part of the cluster, or None if there is no cluster or this runtime only reads."""
+        """Calls that exist only in a cluster, or None if there is no cluster or this runtime only reads."""
         return None
 
     @property
     def pushes(self) -> int:
-        """Number of pushes of this script, over all incarnations of this worker."""
+        """Number of pushes of this script, including those of the worker's earlier processes."""
         return 0
 
     @property
     def version(self) -> ReadVersion | None:
-        """Version of the values of the last pull, which only a reader of a running job knows; else None."""
+        """Version of the last pulled values.
+
+        Only a reader of a running job has one; None for other runtimes.
+        """
         return None
 
     @property
     def cut(self) -> FollowedCut | None:
-        """Cut of the training that the values are of, which only a follower knows; else None."""
+        """State of the training that the values belong to.
+
+        Only a follower has one; None for other runtimes.
+        """
         return None
 
     def set_mode(self, consistency: ConsistencySettings) -> None:
-        """Switch to another mode; all workers must call this between the same two steps.
+        """Switch to another consistency mode. All workers must call this between the same two steps.
 
-        Embedded, where all modes are the same, it does nothing.
+        In an embedded runtime all modes are the same, and the call does nothing.
 
         Raises:
-            ConfigError: Workers ask for different modes; nothing was changed.
+            ConfigError: Workers request different modes; nothing was changed.
             UsageError: The runtime only reads.
         """
 
     def scale(self, servers: int) -> None:
-        """Ask for another number of servers, which takes effect after one of the next collectives.
+        """Request another number of servers. It takes effect after one of the next collectives.
 
-        Embedded, where there are no servers, it does nothing.
+        An embedded runtime has no servers, and the call does nothing.
 
         Raises:
-            ConfigError: No launcher would start the servers.
+            ConfigError: No launcher is there to start the servers.
             UsageError: The runtime only reads.
         """
 
@@ -132,16 +143,18 @@ class ScriptRuntime(Runtime, Protocol):
         merged: int,
         parts: SourceParts | None = None,
     ) -> Iterator[tuple[Range, ...]]:
-        """Yield the positions of this worker's samples (psfleet.core.engine.round_plan), step by step.
+        """Yield for each step the positions of this worker's samples (psfleet.core.engine.round_plan).
 
-        In a cluster the fleet assigns them. A single worker gets one batch after the other.
+        In a cluster the fleet assigns the samples. Without a cluster the worker gets one batch after the
+        other.
 
         Args:
-            trainer: Runtime that the script trains with, which flushes and makes steps without gradients.
+            trainer: Runtime that the script trains with. It is used to flush, and to make steps without
+                gradients.
             size: Number of samples of an epoch.
             batch: Number of samples of a step.
             epochs: Number of epochs.
-            seed: Seed of the order of samples; only compared between workers.
+            seed: Seed of the order of samples. It is only compared between workers.
             merged: Number of steps of one push.
             parts: Parts of a source that grows, the same for all workers, or None for any other source.
         """
@@ -150,24 +163,27 @@ class ScriptRuntime(Runtime, Protocol):
                 yield ((low, min(low + batch, start + size)),)
 
     def skip_step(self) -> None:
-        """Make a step of `data_steps` for which the script has pushed nothing."""
+        """Push without gradients, for a step of `data_steps` in which the script has pushed nothing."""
         self.push([])
 
     @property
     def next_ranges(self) -> tuple[Range, ...]:
-        """Positions of the step after the present one of `data_steps`, or () if they are not known."""
+        """Positions of the samples of the next step of `data_steps`, or () if they are not known yet."""
         return ()
 
 
 class ClusterLike(ScriptRuntime, Cluster, Protocol):
-    """Runtime of a cluster, in front of which modes put their own.
+    """Runtime of a cluster, which the runtimes of consistency modes wrap.
 
     psfleet_worker.cluster_runtime.ClusterRuntime derives from it; the library cannot import that class.
     """
 
     @property
     def position(self) -> Position:
-        """Position of the script in its data: number of used leases, and of samples of the next one."""
+        """Position of the script in its data: number of used leases, and of used samples of the next lease.
+
+        A lease is a set of samples that the fleet has assigned to this worker.
+        """
 
     def push(
         self,
@@ -177,10 +193,17 @@ class ClusterLike(ScriptRuntime, Cluster, Protocol):
         loss: float | None = None,
         position: Position | None = None,
     ) -> PendingPush:
-        """Push as Runtime.push does; `position` is the one after the last step of these gradients."""
+        """Push as Runtime.push does.
+
+        `position` is the script's position after the last step of these gradients.
+        """
 
     def take_mode_request(self) -> tuple[str, dict[str, int]] | None:
-        """Return the mode that the last barrier asks for, by name and settings, and clear the request."""
+        """Return the mode that was requested by `psfleet mode`, and clear the request.
+
+        Returns:
+            Name and settings of the mode, as the last barrier has reported them, or None without a request.
+        """
 
     def abandon(self) -> None:
-        """Release all resources without telling the fleet, as if this process had died."""
+        """Release all resources without notifying the fleet, as if this process had died."""

@@ -1,19 +1,20 @@
 """Pipeline parallelism: the position of a process, the schedules, and one step of one process.
 
-A step cuts its batch into micro-batches, and its program into sections that the stages share. Every stage
-takes each micro-batch through its sections, in one of two schedules. With 2 stages and 4 micro-batches (F
-forward, B backward):
+A step divides its batch into micro-batches, and its program into sections, which are divided among processes
+called stages. Every stage runs its sections on each micro-batch, in one of two schedules. With 2 stages and 4
+micro-batches (F forward, B backward):
 
     gpipe  stage 0   F0 F1 F2 F3       B0 B1 B2 B3    all forwards, then all backwards (Huang et al. 2019)
            stage 1      F0 F1 F2 F3 B0 B1 B2 B3
     1f1b   stage 0   F0 F1    B0 F2 B1 F3 B2    B3    one forward, one backward (Narayanan et al. 2021)
            stage 1      F0 B0 F1 B1 F2 B2 F3 B3
 
-Both take the same time. 1f1b keeps fewer activations: stage s of S those of at most S - s micro-batches.
+Both take the same time. 1f1b keeps fewer activations: stage s of S keeps those of at most S - s
+micro-batches.
 
 `PipelineEngine` runs this process's part of the schedule in the calling thread, and sends values and
-gradients to other stages. A subclass says how a micro-batch runs forward and backward, and how a value
-becomes a message. Programs and torch each have one.
+gradients to other stages. A derived class implements how a micro-batch runs forward and backward, and how a
+value becomes a message. There is one for programs and one for torch.
 """
 
 import itertools
@@ -35,13 +36,18 @@ Value = TypeVar("Value")
 
 
 class Links(Protocol):
-    """Messages between the processes of one worker, in order between each two of them.
+    """Messages between the processes of one worker. Messages from one process to another keep their order.
 
     Processes are numbered as in StagePosition.
     """
 
     def send(self, process: int, tag: str, arrays: Sequence[Array]) -> None:
         """Send arrays to a process. The caller must not change them afterwards.
+
+        Args:
+            process: Number of the process.
+            tag: Text that `receive` uses to find the message.
+            arrays: Arrays to send.
 
         Raises:
             DeadlineExceeded: The process does not read its messages.
@@ -63,12 +69,12 @@ class StagePosition:
     worker are numbered stage by stage, and copy by copy within a stage.
 
     Attributes:
-        worker: Index of the worker.
+        worker: Rank of the worker.
         stage: Index of this process's stage.
         stages: Number of stages.
         endpoints: Endpoints of this worker's processes: `ipc:///path` or `tcp://host:port`.
         copy: Index of this process among the copies of its stage.
-        counts: Number of copies of each stage, or empty if each has one.
+        counts: Number of copies of each stage, or empty if each stage has one.
     """
 
     worker: int = 0
@@ -118,12 +124,15 @@ _links: Links | None = None
 
 
 def here() -> StagePosition:
-    """Return the position of this process, which is the only stage unless `fleet.init()` has set another."""
+    """Return the position of this process.
+
+    It is the only stage unless `fleet.init()` has set another position.
+    """
     return _here
 
 
 def settle(place: StagePosition, make: Callable[[StagePosition, int], Links] | None = None) -> None:
-    """Set the position of this process, and how its links to the other stages are made when first used.
+    """Set the position of this process, and the function that makes its links when they are first used.
 
     Args:
         place: Position of this process.
@@ -134,10 +143,13 @@ def settle(place: StagePosition, make: Callable[[StagePosition, int], Links] | N
 
 
 def links(queue_size: int = 30) -> Links:
-    """Return the links of this process, and make them at the first call.
+    """Return the links of this process to the other stages. The first call makes them.
 
     Args:
-        queue_size: Number of messages to a stage that may wait before `send` blocks.
+        queue_size: Number of messages to a process that may wait before `send` blocks.
+
+    Raises:
+        ConfigError: `fleet.init()` was not called.
     """
     global _links
     if _links is None:
@@ -154,14 +166,14 @@ def exchange(
     tellers: Sequence[int],
     mine: Sequence[Array],
 ) -> list[Sequence[Array]]:
-    """Exchange arrays within a worker: each process in `tellers` sends `mine` to all, and all get every part.
+    """Exchange arrays within a worker: processes in `tellers` send arrays, and all processes get them.
 
     Args:
         place: Position of this process.
         links: Links to the other processes, or None if there are none.
-        tag: Tag of the messages, the same in all processes and used once.
+        tag: Tag of the messages, the same in all processes and used only once.
         tellers: Numbers of the processes that send.
-        mine: Arrays of this process, ignored if it is not among `tellers`.
+        mine: Arrays of this process. They are ignored if this process is not among `tellers`.
 
     Returns:
         The arrays of each sender, in the order of `tellers`.
@@ -176,23 +188,29 @@ def exchange(
 
 
 def next_step() -> int:
-    """Return the number of the next step. It is the same in all stages, as all take the same steps."""
+    """Return the number of the next step. It is the same in all stages, because all make the same steps."""
     return next(_steps)
 
 
 @dataclass(frozen=True)
 class Action:
-    """Unit of a schedule: one micro-batch runs forward or backward through a stage's sections."""
+    """Run of one micro-batch, forward or backward, through a stage's sections: the unit of a schedule."""
 
     forward: bool
     micro: int
 
 
 def make_schedule(kind: Schedule, stage: int, stages: int, micro_batches: int) -> list[Action]:
-    """Return the actions of a stage, in order.
+    """Return the actions of a stage in the order in which it runs them.
 
     Micro-batches run forward in ascending order, and backward in ascending order too. Gradients are therefore
-    summed in the same order in every schedule, and have the same bits.
+    summed in the same order in every schedule, and are bit-identical.
+
+    Args:
+        kind: "gpipe" or "1f1b".
+        stage: Index of the stage.
+        stages: Number of stages.
+        micro_batches: Number of micro-batches.
     """
     ahead = _forwards_ahead(kind, stage, stages, micro_batches)
     forward = [Action(True, micro) for micro in range(micro_batches)]
@@ -211,32 +229,34 @@ def live_micro_batches(kind: Schedule, stage: int, stages: int, micro_batches: i
 def _forwards_ahead(kind: Schedule, stage: int, stages: int, micro_batches: int) -> int:
     """Return the number of forwards at the start of a schedule, before forwards and backwards alternate.
 
-    The last stage needs none: it can go back at once. Each stage before it has one more micro-batch under
-    way.
+    In the schedule 1f1b the last stage needs none: it can go back at once. Each stage before it has one more.
     """
     return micro_batches if kind == "gpipe" else min(stages - 1 - stage, micro_batches)
 
 
 def even_sizes(samples: int, micro_batches: int) -> list[int]:
-    """Return the sizes of the micro-batches: none is empty, they differ by at most 1, larger ones first."""
+    """Divide `samples` into micro-batches of nearly equal size, and return the sizes.
+
+    There are at most `micro_batches`, each with at least one sample. Larger ones are first.
+    """
     count = max(min(micro_batches, samples), 1)
     smallest, longer = divmod(samples, count)
     return [smallest + (i < longer) for i in range(count)]
 
 
 class PipelineEngine(ABC, Generic[Value]):
-    """Base of the pipelined step of one process. A subclass runs the sections, and converts messages:
+    """Base of the pipelined step of one process. A derived class runs the sections, and converts messages:
 
-    - `_pack` turns a value into arrays.
-    - `_unpack` turns these arrays into the value.
+    - `_pack` converts a value to arrays.
+    - `_unpack` converts these arrays back to the value.
 
     Args:
         kind: Schedule of all stages.
         sizes: Number of samples of each micro-batch.
         place: Position of this process.
         links: Links to the other processes, or None if there are none.
-        number: Number of the step. It is part of every tag, so it must be the same in all stages and never be
-            used again.
+        number: Number of the step. It is part of every tag, so it must be the same in all stages and must not
+            be used again.
     """
 
     _pack: Callable[[Any], list[Array]]
@@ -272,7 +292,7 @@ class PipelineEngine(ABC, Generic[Value]):
 
     @abstractmethod
     def _backward(self, micro: int) -> None:
-        """Run a micro-batch backward: receive gradients of its outputs, compute, send those of its inputs."""
+        """Run a micro-batch backward: receive output gradients, compute, send input gradients."""
 
     def _send(self, way: str, stage: int, micro: int, value: Value, name: str = "") -> None:
         """Send a value to another stage.
@@ -288,7 +308,7 @@ class PipelineEngine(ABC, Generic[Value]):
         self._far().send(process, self._tag(way, micro, name), self._pack(value))
 
     def _receive(self, way: str, stage: int, micro: int, name: str = "") -> Value:
-        """Wait for a value that another stage sends to this one; the arguments are those of `_send`."""
+        """Wait for a value that another stage sends to this one. The arguments are those of `_send`."""
         process = self._place.runner(stage, micro)
         value: Value = self._unpack(self._far().receive(process, self._tag(way, micro, name)))
         return value
@@ -296,7 +316,7 @@ class PipelineEngine(ABC, Generic[Value]):
     def _exchange(
         self, purpose: str, tellers: Sequence[int], own_arrays: Sequence[Array]
     ) -> list[Sequence[Array]]:
-        """Exchange arrays within the worker as `exchange` does, with the step's number in the tag."""
+        """Exchange arrays within the worker by `exchange`, with the step's number in the tag."""
         return exchange(self._place, self._links, f"{self._number}/{purpose}", tellers, own_arrays)
 
     def _tag(self, way: str, micro: int, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The state machine of one shard: events in, instructions out; no I/O, no thread, no clock.
+"""State machine of one shard, one server's part of all tables: events in, instructions out, no I/O.
 
 Read shard.py first, then events.py, then rounds.py (sync mode) and shard_state.py (the other modes).
 """

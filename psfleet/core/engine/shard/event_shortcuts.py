@@ -1,12 +1,12 @@
 """Fast path for plain pushes and pulls, and replay of log records.
 
-A call is *plain* if it needs no log record, no snapshot cut, no follower and no waiting. In an asynchronous
-job without a log almost all calls are. `Shard.handle` gives the same result for every call; this module is
-faster because it skips the checks that cannot apply. A call that is not plain is left to `Shard.handle`, and
-nothing has changed.
+A call is *plain* if it needs no log record and does not concern a snapshot, a follower or a waiting pull. In
+an asynchronous job without a log almost all calls are plain. `Shard.handle` gives the same result for every
+call; this module is faster because it skips checks that cannot apply. If a call is not plain, nothing has
+changed, and the caller passes it to `Shard.handle`.
 
-`replay` applies the records of an earlier process. A shard that has replayed every record is in the state of
-that process.
+`replay` applies the log records of an earlier process, one by one. After all records, the shard is in the
+same state as the earlier process.
 """
 
 from typing import Protocol
@@ -28,17 +28,21 @@ from psfleet.core.engine.shard.updates import update
 
 
 class TableUpdates(Protocol):
-    """The gradients of a push, which have passed `ShardTables.check_gradient`."""
+    """Gradients of a push, which have passed `ShardTables.check_gradient`."""
 
     def fit(self, base: int) -> bool:
-        """Return whether no id is named twice and the tables surely have room; `base` as for `is_plain`."""
+        """Return whether no id is repeated and the tables certainly have room for new ids.
+
+        Args:
+            base: Address of the message's memory, as for `is_plain`.
+        """
 
     def apply(self, base: int) -> None:
-        """Update the tables, which have not changed since `fit`."""
+        """Update the tables, which have not changed since `fit`. `base` is the same as for `fit`."""
 
 
 def may_be_plain(shard: Shard) -> bool:
-    """Return whether calls can be plain at all in the present state and mode of the shard."""
+    """Return whether any call can be plain in the present state and mode of the shard."""
     mode = shard.consistency.declared
     return shard.is_quiet and not (mode.has_rounds or mode.adds_deltas or mode.gate)
 
@@ -46,20 +50,21 @@ def may_be_plain(shard: Shard) -> bool:
 def is_plain(
     shard: Shard, push: Push | None, updates: TableUpdates, pull: Pull | None, base: int = 0
 ) -> bool:
-    """Return whether `apply_plain_call` may apply a push and its pull, given `may_be_plain`.
+    """Return whether `apply_plain_call` may apply this push and this pull. Call `may_be_plain` first.
 
     Returns False for an invalid call too; `Shard.handle` then reports the error.
 
     Args:
         shard: The shard.
-        push: The push, if there is one. Its own `gradients` are not read.
+        push: The push, or None. Its `gradients` attribute is not read.
         updates: Gradients of the push.
-        pull: The pull, if there is one.
-        base: Address of the message's memory; the updates hold offsets from it.
+        pull: The pull, or None.
+        base: Address of the message's memory. The updates contain offsets from this address.
     """
     try:
         if push is not None:
-            if push.withdrawn:  # of no cut: the shard is quiet
+            # `push.cut` needs no check, because a quiet shard has begun no snapshot.
+            if push.withdrawn:
                 return False
             shard.workers.admit(push.worker, push.incarnation)
             if not shard.workers.is_new_push(push) or not updates.fit(base):
@@ -76,7 +81,7 @@ def is_plain(
 def apply_plain_call(
     shard: Shard, push: Push | None, updates: TableUpdates, pull: Pull | None, base: int = 0
 ) -> None:
-    """Apply a call that `is_plain` accepted. Hold the shard's lock from that check until this returns."""
+    """Apply a call that `is_plain` has accepted. Hold the shard's lock from that check until this returns."""
     if push is not None:
         shard.recent.add(push)
         shard.note(push)
@@ -88,14 +93,15 @@ def apply_plain_call(
 
 
 def replay(shard: Shard, record: Record) -> None:
-    """Apply one record of the log; the shard's journal must be None.
+    """Apply one record of the log. The shard's journal must be None, so that nothing is logged again.
 
     Raises:
         ProtocolError: The record cannot follow the records before it.
         PsfleetError: The record does not fit the tables, or was refused by the earlier process too.
     """
     budget = shard.tables.budget
-    limit, budget.limit = budget.limit, None  # accepted once, never refused at replay
+    # A record was accepted before, so replay must not refuse it.
+    limit, budget.limit = budget.limit, None
     shard.replaying = True
     try:
         _apply_record(shard, record)

@@ -1,8 +1,13 @@
 """Events that a shard handles, records that it logs, and instructions that it returns.
 
-Server code turns requests into events and carries out the instructions; the shard does no I/O. A `call`
-identifies an open request for that code, and the shard only returns it. A record is a change that must
-survive the process; some events are records too. The messages on the wire are in protos/psfleet/v1.
+Server code turns requests into events and carries out the instructions; the shard does no I/O. Each event
+comes with a `call`, which identifies the open request; the shard returns it with the reply. A record is a
+change that must survive the process; some events are also records. The messages on the wire are in
+protos/psfleet/v1.
+
+In this module a *seat* is a worker's rank in the fleet, and an *incarnation* is one process that takes a
+seat: a worker that restarts is a new incarnation. A *cut* is a position in each worker's stream of pushes: a
+snapshot contains the pushes before the cut.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -34,16 +39,17 @@ Outcome = Literal["applied", "held"]
 
 @dataclass(frozen=True)
 class FrozenShard:
-    """A shard as it was at one moment, for a snapshot or a standby. Read it once, then close it.
+    """Image of a shard at one moment, for a snapshot or a standby. Read it once, then close it.
 
     Attributes:
-        number: Number of the cut, or 0 if no snapshot was asked for.
-        index, servers: Number of the shard's server, and number of all servers.
+        number: Number of the cut, or 0 if the image is not for a snapshot.
+        index, servers: Index of the shard's server, and number of all servers.
         tables: Images of the tables.
         state: State of the shard without its tables.
-        mode, round: Mode and round of the fleet.
+        mode, round: Consistency mode of the fleet, and last closed round.
         pushes: For each seat its incarnation and the last push that the image contains.
-        since: Number of the cut since which the tables contain the changes, or 0 if they contain all rows.
+        since: For a delta, number of the cut since which the tables contain changes only. 0 if the image
+            contains all rows.
     """
 
     number: int
@@ -57,20 +63,22 @@ class FrozenShard:
     since: int = 0
 
     def close(self) -> None:
-        """Release the images of the tables, which then no longer copy rows before they change."""
+        """Close the images of the tables, which then no longer copy rows before they change."""
         for table in self.tables:
             table.close()
 
 
 @value_class
 class Join:
-    """An incarnation of a worker begins, or continues after a rest. The reply has its last round or sequence.
+    """An incarnation of a worker begins, or continues after it has waited at a collective.
+
+    The reply has the last closed round in sync mode, or the worker's last push in other modes.
 
     Attributes:
         mode: Mode of the fleet, with the settings that servers know.
-        switch: Number of a mode switch: all workers have arrived with nothing in flight, and from now on
-            the fleet runs in `mode`. 0 if the worker joins without a switch.
-        last: With a switch, the highest round or push of any worker before it.
+        switch: Number of a mode switch, or 0 if the worker joins without one. With a switch, all workers have
+            arrived with no push outstanding, and from now on the fleet runs in `mode`.
+        last: With a switch, the highest round or push number of any worker before it.
     """
 
     worker: int
@@ -82,11 +90,11 @@ class Join:
 
 @value_class
 class Leave:
-    """A worker makes no push after push `last`: it leaves or rests.
+    """Notice that a worker makes no pushes after push `last`, because it leaves or waits at a collective.
 
-    With `rest` = n, the n-th rest of this incarnation, the worker returns once every other worker rests or
-    has left too. So workers with unequal amounts of data can wait at a barrier without delaying the rounds
-    of workers that still have data.
+    A worker that waits (*rests*) sends `rest` = n for its n-th wait. It returns once every other worker waits
+    or has left too. So workers with unequal amounts of data can wait at a barrier without delaying the rounds
+    of workers that still have data. `rest` is 0 if the worker leaves for good.
     """
 
     worker: int
@@ -97,21 +105,25 @@ class Leave:
 
 @value_class
 class Push:
-    """A worker's gradients for this shard: of its `sequence`-th push, or of round `sequence`.
+    """A worker's gradients for this shard.
 
-    Sparse gradients carry unique ids; dense ones this server's slice. Every table of the push is
-    named on every server that holds it, with no rows where none fall, so that all count the same steps.
-    In a mode that adds deltas, `gradients` are the deltas to add to the weights.
+    `sequence` numbers the worker's pushes; in sync mode it is the round.
+
+    A sparse gradient contains each id once; a dense gradient contains the slice that this server stores. A
+    push has an entry for a table on every server that stores a part of it, if necessary with no rows, so that
+    all these servers count the same number of steps. In a mode that adds deltas (geo), `gradients` are deltas
+    to add to the weights.
 
     Attributes:
-        clock: Ssp mode: the worker's pushes since the last collective.
-        cut: The last snapshot that the worker has marked, and the worker's last push in it.
-        position: Every mode but sync: the worker's position in its leases after this push.
-        progress: Every mode but sync: loop position of the worker's script, or empty if it is not known.
-        skipped: Number of pushes just before this one that were not sent to this server.
-        addressed: On server 0, for each server the last push that was sent to it. Empty if this push was
-            sent to all servers.
-        withdrawn: True for the empty push that takes the place of one that a server has refused.
+        clock: Ssp mode: number of the worker's pushes since the last collective.
+        cut: Number of the last snapshot for which the worker has set a mark, and its last push in that
+            snapshot.
+        position: Modes other than sync: the worker's position in its data after this push.
+        progress: Modes other than sync: loop position of the worker's script, or empty if it is not known.
+        skipped: Number of pushes just before this push that were not sent to this server.
+        addressed: On server 0, the last push that was sent to each server. Empty if this push was sent to
+            all servers.
+        withdrawn: True for an empty push that replaces one that another server has refused.
     """
 
     worker: int
@@ -130,19 +142,21 @@ class Push:
 
     @property
     def follows(self) -> int:
-        """Number of the worker's push before this one that was sent to this server."""
+        """Number of the worker's last push before this push that was sent to this server."""
         return self.sequence - 1 - self.skipped
 
 
 @value_class
 class Pull:
-    """A worker asks for values of tables.
+    """Request of a worker for values of tables.
 
     Attributes:
-        reads: Ids or whole parts to read, by table.
-        commit: Sync mode: "every server holds my push of this round". The pull waits for that round.
-        clock: Ssp mode: clock of the worker's last push. The pull waits for workers too far behind it.
-        progress: Sync mode: with a commit, the loop position of the script, for later incarnations.
+        reads: Ids or whole dense parts to read, by table.
+        commit: Sync mode: number of the round whose push all servers have received. The pull waits until that
+            round is closed. 0 if there is none.
+        clock: Ssp mode: number of the worker's pushes since the last collective. The pull waits for workers
+            that are too far behind.
+        progress: Sync mode: loop position of the script at the commit, for later incarnations of the worker.
     """
 
     worker: int
@@ -155,7 +169,7 @@ class Pull:
 
 @value_class
 class Expire:
-    """The deadline of a waiting call has passed."""
+    """Notice that the deadline of the waiting pull `call` has passed."""
 
 
 @value_class
@@ -163,12 +177,13 @@ class PartState:
     """Weights and optimizer state of a part of a table.
 
     Attributes:
-        values: Sparse: float32 [n, dim * (1 + slots)]. Dense: float32 [1 + slots, n].
+        values: Sparse: float32 [n, dim * (1 + slots)]. Dense: float32 [1 + slots, n]. A slot is one value of
+            optimizer state.
         ids: Sparse: int64 [n]. Dense: None.
-        step: Updates of the table so far.
+        step: Number of updates of the table so far.
         touched, scores: Sparse: as in psfleet.core.engine.tables.row_data.RowData. None if they are not
-            known; the rows then count as pushed by the last update, and as never shown.
-        start: Offset of the first value within this server's range (dense tables only).
+            known; the rows then count as pushed by the last update, and their scores are 0.
+        start: Dense: position of the first value within this server's range.
     """
 
     table: int
@@ -182,7 +197,10 @@ class PartState:
 
 @value_class
 class WriteState:
-    """Set parts of tables: the `number`-th write of an incarnation, or of no worker (0)."""
+    """Request to overwrite parts of tables.
+
+    `number` counts the writes and shrinks of a worker process. Callers that are no workers send 0.
+    """
 
     states: tuple[PartState, ...]
     worker: int = 0
@@ -192,11 +210,13 @@ class WriteState:
 
 @value_class
 class Shrink:
-    """Remove rows with low scores or out of use, see SparseTable.shrink. The reply has their number.
+    """Request to remove rows with low scores or without recent pushes. The reply has the number of rows.
 
     Attributes:
         table: Key of the table, or 0 for every sparse table.
-        number: Number as for WriteState; both are counted together.
+        threshold, unseen: Arguments of SparseTable.shrink.
+        number: Number of the request among the writes and shrinks of a worker process, or 0 if the caller is
+            no worker.
     """
 
     table: int = 0
@@ -209,7 +229,7 @@ class Shrink:
 
 @value_class
 class Tick:
-    """Time has passed, in seconds since the last tick or the start of this process."""
+    """Notice of the seconds that have passed since the last tick or the start of this process."""
 
     seconds: float
 
@@ -219,8 +239,9 @@ class RestorePart:
     """Restore a part of a table from a snapshot.
 
     Attributes:
-        clock: Clock of the table.
-        columns: Columns of psfleet.core.engine.tables.row_data; `removed`: ids to remove.
+        clock: Clock of the table in the snapshot.
+        columns: Columns as described in psfleet.core.engine.tables.row_data. The column `removed` has ids to
+            remove.
     """
 
     table: int
@@ -230,14 +251,17 @@ class RestorePart:
 
 @value_class
 class BeginCut:
-    """Begin a snapshot and abandon an earlier incomplete one. The reply has the last round."""
+    """Begin a snapshot, and give up an earlier one that is not complete.
+
+    The reply has the last closed round.
+    """
 
     cutting: PendingCut
 
 
 @value_class
 class MarkCut:
-    """A worker's stream is cut after its push `last`.
+    """Notice that a snapshot contains the worker's pushes up to push `last`.
 
     Attributes:
         addressed: The last push up to `last` that was sent to this server, or None if that is `last` itself.
@@ -252,12 +276,12 @@ class MarkCut:
 
 @value_class
 class RetryRoom:
-    """The log may have room again: retry what waited for it."""
+    """Notice that the log may have space again: the shard closes a round that waited for space."""
 
 
 @value_class
 class EndCut:
-    """A snapshot is complete or abandoned.
+    """Notice that a snapshot is complete or was given up.
 
     Attributes:
         base: Oldest snapshot that later deltas may refer to. 0 drops all delta bases.
@@ -288,7 +312,13 @@ Event = (
 
 @value_class
 class CreateTable:
-    """Create a table with this server's part of its first value, for worker `maker` if that is not None."""
+    """Create a table with this server's part of its initial values.
+
+    Attributes:
+        spec: Definition of the table.
+        value: Initial values of this server's range of a dense table, or empty for a sparse table.
+        maker: Worker that creates the table, or None if no worker does.
+    """
 
     spec: TableSpec
     value: NDArray[np.float32]
@@ -297,7 +327,7 @@ class CreateTable:
 
 @value_class
 class Evict:
-    """Evict these rows of a table, because memory is short."""
+    """Remove these rows of a table, because memory is short."""
 
     table: int
     ids: NDArray[np.int64]
@@ -305,10 +335,10 @@ class Evict:
 
 @value_class
 class CloseRound:
-    """Sync mode: close the round with the held pushes of these seats.
+    """Sync mode: close the round with the pushes that the shard has received from these seats (worker ranks).
 
     Attributes:
-        progress: By seat the loop position of its script when it committed the push, if known.
+        progress: For each seat, loop position of its script when it committed the push, if known.
     """
 
     round: int
@@ -318,7 +348,7 @@ class CloseRound:
 
 @value_class
 class MakeCut:
-    """The cut of a snapshot: it holds the shard as it is at this record."""
+    """Mark in the log where a snapshot was taken: it contains the shard as it is at this record."""
 
     number: int
 
@@ -337,15 +367,21 @@ Record = (
     | MakeCut
     | InstallView
 )
-"""A durable change of a shard. The same records in the same order give the same shard."""
+"""A durable change of a shard. Applying the same records in the same order gives the same shard."""
 
 Journal = Callable[[Record], None]
-"""Stores a record before it takes effect."""
+"""Function that stores a record. The shard calls it before the record takes effect."""
 
 
 @value_class
 class SendOutcome:
-    """Reply to `call`: for a push its outcome, for join and leave a number, for join a clock too."""
+    """Reply to `call` with an outcome or with numbers.
+
+    Attributes:
+        outcome: Outcome of a push, or None for other calls.
+        number: Result of the call, as documented with its event.
+        clock: For a join in ssp mode, the worker's first clock (number of pushes since the last collective).
+    """
 
     call: Call
     outcome: Outcome | None = None
@@ -355,7 +391,7 @@ class SendOutcome:
 
 @value_class
 class SendValues:
-    """Read the tables for `call` (see Tables.read) and reply with the values."""
+    """Read these parts of tables (ShardTables.read) and reply to `call` with the values."""
 
     call: Call
     reads: tuple[Read, ...]
@@ -363,7 +399,7 @@ class SendValues:
 
 @value_class
 class SendError:
-    """Reply to `call` with this error; nothing was changed."""
+    """Reply to `call` with this error. Nothing was changed."""
 
     call: Call
     error: PsfleetError
@@ -371,7 +407,7 @@ class SendError:
 
 @value_class
 class WriteSnapshot:
-    """Write the frozen shard to a snapshot. This is not a reply."""
+    """Write this image of the shard to a snapshot. Not a reply to a call."""
 
     frozen: FrozenShard
     call: Call = None
@@ -379,7 +415,7 @@ class WriteSnapshot:
 
 @value_class
 class SendReport:
-    """Reply to `call` with the report of the prepared shard."""
+    """Reply to `call` with the report of a shard that waits for a new view (membership of the fleet)."""
 
     call: Call
     report: ViewReport

@@ -1,9 +1,10 @@
-"""Change log for followers: which rows of a shard's tables changed at which version.
+"""Change log for followers: which rows of a shard's tables have changed since a follower last asked.
 
-It holds ids alone; values are read when a follower asks. The log is a queue of intervals between the requests
-of followers, each with the changed ids of every table. A version is the number of an interval, so that a
-follower names the version that it has and gets the ids of all later intervals. Memory is limited: the oldest
-intervals are dropped, and a follower that asks for an older version has to copy everything again.
+A follower is a process that keeps a copy of the weights up to date. The log stores ids only; values are read
+when a follower asks. It is a queue of intervals between requests, each with the changed ids of every table.
+Intervals are numbered, and the number is the follower's version. A follower names its version and gets the
+ids of all later intervals. Memory is limited: the oldest intervals are dropped, and a follower with an older
+version has to copy everything again.
 """
 
 from collections import deque
@@ -22,10 +23,10 @@ from psfleet.core.engine.tables.sparse import SparseTable
 
 Ids = NDArray[np.int64]
 
-_MOST = 4 << 20  # ids that are kept at most
+_MOST = 4 << 20  # largest number of stored ids
 _SILENCE = 16  # after 16 times as many changed ids without a request, there is no follower
-_SWEEP = 2  # looking at the stamps of 2 rows costs as much as deduplicating one id
-_QUESTIONS = 1 << 14  # most intervals that are kept
+_SWEEP = 2  # reading the last steps of 2 rows takes as long as deduplicating one id
+_QUESTIONS = 1 << 14  # largest number of stored intervals
 
 
 @dataclass(slots=True)
@@ -34,9 +35,9 @@ class _Changes:
 
     Attributes:
         first: Step of the first update, or 0 if there was none.
-        named: Number of ids that updates have named, repeats included.
-        updated: The ids that updates have named, or None if they are too many: it is then cheaper to find
-            the rows by the stamps in the table's index.
+        named: Number of ids in all updates, repeats included.
+        updated: Ids of all updates, or None if they are too many: it is then cheaper to find the rows by the
+            step of their last push, which the table's index has.
         others: Ids of rows that were written other than by an update, or removed.
         whole: True if any row may have changed.
     """
@@ -49,23 +50,22 @@ class _Changes:
 
     @property
     def remembered_ids(self) -> int:
-        """Number of ids that are kept in memory."""
+        """Number of ids stored in memory."""
         return sum(map(len, chain(self.updated or (), self.others)))
 
 
 class ChangeLog:
-    """Ids of changed rows, a limited number of them, for any number of followers.
+    """Limited log of changed ids, for any number of followers. Not thread-safe: hold the shard's lock.
 
     Recording starts with the first request. It stops when 16 * `limit` ids have changed without another
-    request, because no follower is left then. If updates name many ids compared with the rows of their table,
-    no ids are recorded; a request then finds the changed rows by the step of each row's last update, which
-    the table's index has. Not thread-safe: the caller holds the shard's lock.
+    request, because no follower is left then. If updates include many ids compared with the rows of their
+    table, no ids are recorded; a request then finds the changed rows by the step of each row's last push.
 
     Args:
-        limit: Largest number of ids that are kept.
+        limit: Largest number of ids that are stored.
 
     Attributes:
-        is_kept: True while changes are recorded, since a follower may ask for them.
+        is_kept: True while changes are recorded for followers.
     """
 
     def __init__(self, limit: int = _MOST) -> None:
@@ -79,15 +79,18 @@ class ChangeLog:
 
     @property
     def version(self) -> int:
-        """Version of the tables now; it rises with each request that finds changes since the one before."""
+        """Present version of the tables.
+
+        It rises with each request, if tables have changed since the request before.
+        """
         return self._floor + max(len(self._intervals) - 1, 0)
 
     def number_after(self, before: "ChangeLog") -> None:
-        """Number versions on from another log, so that no version of that log is valid here (rule S24)."""
+        """Continue with versions above those of another log, which are then not valid here (rule S24)."""
         self._floor = before.version + 1
 
     def add(self, key: int, ids: Ids | None) -> None:
-        """Record that rows of a table were written or removed; None means that any row may have changed."""
+        """Record that rows of a table were written or removed. None means that any row may have changed."""
         if not self.is_kept:
             return
         changes = self._now(key)
@@ -98,7 +101,14 @@ class ChangeLog:
             self._limit_to(len(ids), len(ids))
 
     def update(self, key: int, ids: Ids, step: int, rows: int) -> None:
-        """Record the ids that update number `step` of a table has named; the table now has `rows` rows."""
+        """Record an update of a table.
+
+        Args:
+            key: Key of the table.
+            ids: Updated ids.
+            step: Number of the update.
+            rows: Number of rows that the table now has.
+        """
         if not self.is_kept or not len(ids):
             return
         changes = self._now(key)
@@ -123,8 +133,7 @@ class ChangeLog:
         return changes
 
     def _limit_to(self, changed: int, recorded: int) -> None:
-        """Count `changed` changed and `recorded` recorded ids, and drop the oldest intervals above the
-        limit."""
+        """Count changed and recorded ids, and drop the oldest intervals if the log is above its limit."""
         self._silence += changed
         self._count += recorded
         too_long = self._silence > _SILENCE * self._limit
@@ -141,10 +150,10 @@ class ChangeLog:
     def since(
         self, version: int, tables: Mapping[int, SparseTable | DenseTable]
     ) -> dict[int, TableChanges | None] | None:
-        """Begin a new interval, and return for each changed table what has changed since a version.
+        """Return the changes of each changed table since a version, and begin a new interval.
 
-        A table maps to None if all of it must be copied. Returns None in place of the mapping if the version
-        is no longer known. In either case the changes from now on are recorded.
+        A table maps to None if all of it must be copied. Returns None instead of a mapping if the version is
+        no longer known. In either case, changes are recorded from now on.
         """
         if not self._intervals or self._intervals[-1]:
             self._intervals.append({})
@@ -161,7 +170,7 @@ class ChangeLog:
 
 
 def _united(table: SparseTable | DenseTable, several: Sequence[_Changes]) -> TableChanges | None:
-    """Merge the changes of several intervals; return None if all of the table must be copied."""
+    """Merge the changes of several intervals; return None if the whole table must be copied."""
     if isinstance(table, DenseTable) or any(changes.whole for changes in several):
         return None
     updates = [changes for changes in several if changes.named]
@@ -176,5 +185,5 @@ def _united(table: SparseTable | DenseTable, several: Sequence[_Changes]) -> Tab
     ids = dedup(np.concatenate([*parts, *other_ids]), 1).unique[0]
     if not other_ids:
         return TableChanges(ids)
-    has_row = table.scan.has(ids)  # rows that only updates have named exist
+    has_row = table.scan.has(ids)  # without other changes, every updated row exists
     return TableChanges(ids[has_row], ids[~has_row])

@@ -1,30 +1,35 @@
 """Views: numbered memberships of the fleet, decided by the coordinator and installed on every server.
 
-The coordinator changes the view in two steps (docs/protocol.md):
+A *seat* is a worker's rank in the fleet. Each process that takes a seat is an *incarnation* of it, so a
+worker that restarts is a new incarnation. The coordinator changes the view in two steps (docs/protocol.md):
 
     PrepareView --> every server freezes: it closes no round, refuses pushes of incarnations that end,
                     and answers with a ViewReport
     InstallView --> every server adopts the membership and goes on
 
-From all reports the coordinator decides in which rounds each incarnation counts. So every server closes each
-round with the pushes of the same incarnations, wherever and whenever a worker died.
+From all reports the coordinator decides which incarnation is a member of which round. So every server closes
+each round with the pushes of the same incarnations, no matter where and when a worker died.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 Position = tuple[int, int]
-"""Progress of an incarnation in its data (async modes): leases used up, and samples of the next one."""
+"""Position of an incarnation in its data (not sync mode): used-up leases, and used samples of the next lease.
+
+A lease is a set of samples that the coordinator has assigned to the incarnation.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """An incarnation of a seat, and the rounds in which it counts.
+    """Process of a worker: it takes a seat (worker rank) and is a member of a range of rounds.
 
     Attributes:
-        incarnation: Number of the incarnation. 0 means that the seat is vacant and a worker is expected.
-        first: First round in which it counts.
-        last: Last round in which it counts, or None if it has not ended.
+        incarnation: Number of the process among those of its seat. 0 means that the seat is vacant and a
+            worker is expected.
+        first: First round of which it is a member.
+        last: Last round of which it is a member, or None if it has not ended.
     """
 
     incarnation: int
@@ -38,12 +43,12 @@ class Incarnation:
 
 @dataclass(frozen=True, slots=True)
 class SeatView:
-    """Seat of a view with its incarnations.
+    """Seat (worker rank) of a view, with its worker processes (incarnations).
 
     Attributes:
-        incarnations: Incarnations in order. An ended incarnation stays as long as a server may need it.
-        rests: Number of collectives for which the present incarnation has rested, at least.
-        left: True if the present incarnation has left in order.
+        incarnations: Incarnations, oldest first. An ended incarnation stays as long as a server may need it.
+        rests: Number of collectives at which the present incarnation has waited, or more.
+        left: True if the present incarnation has left regularly.
     """
 
     incarnations: tuple[Incarnation, ...]
@@ -52,7 +57,7 @@ class SeatView:
 
     @property
     def incarnation(self) -> Incarnation | None:
-        """The present incarnation, or None if the seat is removed."""
+        """The present worker process of the seat, or None if the seat was removed."""
         return (
             self.incarnations[-1]
             if self.incarnations and self.incarnations[-1].last is None
@@ -62,11 +67,14 @@ class SeatView:
 
 @dataclass(frozen=True, slots=True)
 class PrepareView:
-    """Announcement of a new view, which freezes a server. The reply is a ViewReport.
+    """Announcement of a new view (membership of the fleet), which freezes a server.
+
+    A frozen server closes no round until the view is installed. The reply is a ViewReport.
 
     Attributes:
-        view: Number of the coming view.
-        ended: For each seat the incarnation that will end; its pushes are refused from now on.
+        view: Number of the new view.
+        ended: For each seat (worker rank) the incarnation (worker process) that ends. Its pushes are refused
+            from now on.
     """
 
     view: int
@@ -75,11 +83,13 @@ class PrepareView:
 
 @dataclass(frozen=True, slots=True)
 class InstallView:
-    """A decided view. It is also a record of the log, and takes effect once.
+    """Membership of the fleet that the coordinator has decided. It is also a log record.
+
+    A second copy of the same view has no effect.
 
     Attributes:
         view: Number of the view.
-        seats: Every seat of the fleet.
+        seats: Every seat (worker rank) of the fleet.
         closed: Last round that any server had closed, or 0 in modes without rounds.
     """
 
@@ -92,21 +102,21 @@ class InstallView:
 class ViewReport:
     """State of a frozen server. The coordinator decides the new view from the reports of all servers.
 
-    The mappings have an entry for each seat, and describe its present incarnation.
+    The mappings have an entry for each seat (worker rank), about its present incarnation.
 
     Attributes:
         mode: Mode of the fleet on this server, or empty if no worker has joined.
         closed: Last closed round.
         incarnations: Number of the incarnation.
-        committed: Last round that it has committed, or that was closed with its push. Every server holds
-            that push.
-        rests: Number of its last rest.
-        left: Seats that have left in order.
-        sequences: Its last push (modes without rounds).
-        positions: Progress in its data after that push.
+        committed: Last round for which all servers are known to have the incarnation's push, because it has
+            committed the round or the round was closed with its push.
+        rests: Number of collectives at which it has waited.
+        left: Seats that have left regularly.
+        sequences: Number of its last push (modes without rounds).
+        positions: Position in its data after that push.
         progress: Loop position of its script, as it was last reported.
-        addressed: On server 0, for each server the last push that was sent to it, up to the last push here.
-            A seat whose last push went to all servers has no entry.
+        addressed: On server 0, the last push that was sent to each server, up to the last push here. A
+            seat whose last push went to all servers has no entry.
     """
 
     mode: str = ""
@@ -121,17 +131,18 @@ class ViewReport:
     addressed: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def last_of(self, what: Mapping[int, int], seat: int, incarnation: int) -> int:
-        """Return a value of this incarnation, or 0 if the server knows another incarnation of the seat.
+        """Return the value for this incarnation, or 0 if the report is about another incarnation of the seat.
 
         Args:
             what: One of the mappings of this report.
-            seat, incarnation: The seat and the incarnation.
+            seat: Worker rank.
+            incarnation: Number of the worker process in this seat.
         """
         return what.get(seat, 0) if self.incarnations.get(seat) == incarnation else 0
 
 
 def member(incarnations: Iterable[Incarnation], number: int) -> Incarnation | None:
-    """Return the incarnation of a seat that counts in round `number`, or None."""
+    """Return the incarnation (worker process) that is a member of round `number`, or None."""
     return next(
         (incarnation for incarnation in incarnations if incarnation.is_member_in(number)), None
     )

@@ -1,4 +1,4 @@
-"""RecentEvents: the last 32 events of a state machine, attached to an error so that one sees what led to it.
+"""RecentEvents: the last 32 events of a state machine, shown with an error to tell what led to it.
 
 A server adds these lines to an error of a state machine as a note. Adding a push or a pull must cost next to
 nothing, so `add` only appends a tuple; `lines` makes the text.
@@ -19,16 +19,17 @@ T = TypeVar("T")
 
 
 class RecentEvents:
-    """Ring of the last events: their types, numbers and short texts.
+    """Ring buffer of the last events: their types, numbers and short texts.
 
-    The events themselves are not kept, since a push holds tensors, perhaps in memory shared with a worker.
+    The events themselves are not stored, since a push contains tensors, perhaps in memory shared with a
+    worker.
     """
 
     def __init__(self) -> None:
         self._events: deque[str | tuple[str, int, int, int]] = deque(maxlen=_MOST)
 
     def add(self, event: object) -> None:
-        """Add an event. A push or a pull costs no more than this call."""
+        """Add an event. For a push or a pull this only appends a tuple."""
         if type(event) is Push:
             self._events.append(
                 (
@@ -51,7 +52,7 @@ class RecentEvents:
             self._events.append(_words(event))
 
     def add_call(self, name: str, arguments: tuple[object, ...]) -> None:
-        """Add a call of a method."""
+        """Add a call of a method, with its arguments that are numbers or short texts."""
         self._events.append(f"{name}({', '.join(filter(None, map(_words, arguments)))})")
 
     def lines(self) -> list[str]:
@@ -62,7 +63,7 @@ class RecentEvents:
 
 
 def remembers_calls(*names: str) -> Callable[[type[T]], type[T]]:
-    """Make a class decorator that adds each call of the named methods to the object's `recent`."""
+    """Return a class decorator that adds each call of the named methods to the object's `recent`."""
 
     def change(cls: type[T]) -> type[T]:
         for name in names:
@@ -82,7 +83,7 @@ def _remembered(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _words(value: object) -> str:
-    """Return a number, a short text, or a dataclass with its numbers and texts; empty for other values."""
+    """Return text for a number, a string, or a dataclass with its numbers and strings; else ""."""
     if isinstance(value, int | float):
         return str(value)
     if isinstance(value, str):

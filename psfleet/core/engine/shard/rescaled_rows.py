@@ -1,14 +1,14 @@
-"""Moves the tables of a shard to another number of servers (rescaling): the records for each server.
+"""Moves the tables of a shard to another number of servers (rescaling), as records for each new server.
 
 Each old server yields records (`dealt`), and each new server applies the records of all old servers to a
-DealtShard beside its own shard. Rows are dealt in two passes:
+DealtShard, beside its own shard. Rows are moved in two passes:
 
     1. ahead     all rows, while training goes on and changes them
     2. last      training is stopped: only the rows that have changed since the first pass, candidates,
                  dense values and clocks
 
-Only table_placement.py decides which server owns an id or a range, so no server has to ask another. Records
-may arrive twice and in any order; the tables are the same.
+table_placement.py alone decides which server owns an id or a range, so no server has to ask another. Records
+may arrive twice and in any order; the resulting tables are the same.
 """
 
 import contextlib
@@ -53,7 +53,10 @@ _NONE = np.zeros(0, np.int64)
 _AT_ONCE = 8 * PAGE  # about how many rows one list of segments covers
 _LEAST = 4  # segments in one list, at least: on a device each list costs two launches of kernels
 _ADVANCE = 1 << 20
-"""Steps by which the clock of a table is set ahead while it is filled, since setting it scans all rows."""
+"""Steps by which the clock of a table is set ahead while the table is filled.
+
+Setting the clock scans all rows, so it must not be set for every record.
+"""
 
 
 def dealt(
@@ -61,13 +64,14 @@ def dealt(
 ) -> Iterator[tuple[int, Dealt]]:
     """Yield pairs of a new server's index and a record for it, for all tables of the shard.
 
-    Remembered evictions are left out: readers name them by positions on the old servers.
+    Recorded evictions are left out: readers refer to them by positions on the old servers.
 
     Args:
-        shard: Shard that holds the tables.
-        since: For each table that was dealt ahead, a mark from before that; only its changes are dealt.
+        shard: Shard that stores the tables.
+        since: For each table that a first pass has moved, a mark from before that pass; only changes since
+            then are yielded.
         servers: New number of servers.
-        ahead: True for the first pass: rows only, which may still change.
+        ahead: True for the first pass, which yields rows only. Rows may still change.
     """
     tables = [*shard.tables.values()]
     for table in tables:
@@ -91,8 +95,7 @@ def _values(spec: TableSpec, server: int, servers: int) -> int:
 def _dealt_rows(
     table: SparseTable, since: HistoryPoint | None, servers: int, ahead: bool
 ) -> Iterator[tuple[int, Dealt]]:
-    """Yield the records that move a sparse table's rows and admission candidates to another number of
-    servers.
+    """Yield the records that move a sparse table's rows and candidates to another number of servers.
 
     The table may be updated meanwhile: rows are read in pages, without freezing the table. A row that changes
     after its page was read is sent again in the last pass, which covers every change since the mark `since`,
@@ -121,7 +124,7 @@ def _dealt_rows(
 
 
 def _split(spec: TableSpec, ids: Ids, servers: int) -> Iterator[tuple[int, Ids]]:
-    """Yield pairs of a server and its part of these ids, without empty parts."""
+    """Yield pairs of a server and those of these ids that belong to it, without servers that get none."""
     owner = owners(spec, ids, servers)
     for server in servers_of(spec, servers):
         server_ids = ids[owner == server]
@@ -130,14 +133,14 @@ def _split(spec: TableSpec, ids: Ids, servers: int) -> Iterator[tuple[int, Ids]]
 
 
 def _listed(table: SparseTable, since: HistoryPoint | None) -> Iterator[Ids]:
-    """Yield the ids of all rows, or of the rows that updates have named since a mark, in parts."""
+    """Yield the ids of all rows in parts, or only of the rows that were updated since a mark."""
     count = min(max(_AT_ONCE * SEGMENT_COUNT // (len(table) + 1), _LEAST), SEGMENT_COUNT)
     for first in range(0, SEGMENT_COUNT, count):
         yield table.segment_ids(first, min(first + count, SEGMENT_COUNT), since)
 
 
 def _dealt_values(table: DenseTable, shard: Shard, servers: int) -> Iterator[tuple[int, Dealt]]:
-    """Yield this server's values of a dense table, cut at the borders of the new servers' ranges."""
+    """Yield this server's values of a dense table, divided among the new servers by their ranges."""
     spec, (step, planes) = table.spec, table.part(0, table.count)
     start, end = dense_range(spec, shard.index, shard.servers)
     for server in range(servers):
@@ -153,14 +156,14 @@ class DealtShard:
     """New tables of a server, filled beside its present tables until the number of servers changes.
 
     Args:
-        shard: Present shard of the server; the new tables use the same kinds of memory. If rows may be on
-            disk, it gives half of its remaining memory to the new tables.
+        shard: Present shard of the server. The new tables use the same kinds of memory. If rows may be on
+            disk, the present shard gives half of its remaining memory to the new tables.
         servers: New number of servers.
-        journal: Receives the records that make the new tables, or None to keep no records.
+        journal: Receives the records that make the new tables, or None to log nothing.
 
     Attributes:
         shard: A shard with the new tables.
-        state: State without tables that the server will have.
+        state: State, apart from tables, that the server will have.
     """
 
     def __init__(self, shard: Shard, servers: int, journal: Journal | None = None) -> None:
@@ -187,8 +190,8 @@ class DealtShard:
             case RestorePart(table, clock, columns):
                 clock = furthest((self._clocks.get(table, clock), clock))
                 self._clocks[table] = clock
-                # Setting the clock scans all rows. So while rows arrive, a clock that is behind jumps ahead
-                # by _ADVANCE steps and then stays; the record without columns sets the exact clock.
+                # Setting the clock scans all rows. So while rows arrive, a clock that is behind is set
+                # _ADVANCE steps ahead and then stays; the last record, without columns, sets the exact clock.
                 filled = self.shard.tables[table]
                 if columns and isinstance(filled, SparseTable):
                     is_behind = filled.step < clock.step
@@ -198,7 +201,7 @@ class DealtShard:
                 self.shard.fill(RestorePart(table, clock, columns))
 
     def keep_values(self) -> None:
-        """Write each dense table to the journal as a whole: it has arrived in ranges, without records."""
+        """Log each dense table as a whole. It has arrived in ranges, which were not logged."""
         for table in self.shard.tables.values():
             if self.shard.journal is not None and isinstance(table, DenseTable):
                 with contextlib.closing(table.freeze()) as frozen:
@@ -206,17 +209,17 @@ class DealtShard:
                     self.shard.journal(RestorePart(table.spec.key, frozen.clock, columns))
 
     def become(self, state: ShardState) -> None:
-        """Keep the state of shard 0, which every new shard gets besides its tables."""
+        """Store the state of shard 0, which every new shard gets, apart from its tables."""
         state.workers.refused.clear()
         state.workers.addressed.clear()
         self.state = state
 
     def drop(self, shard: Shard) -> None:
-        """Give the memory back to the present shard, because the change was abandoned."""
+        """Give the memory back to the present shard, because rescaling was given up."""
         shard.tables.budget.limit = self._limit
 
     def replace(self, shard: Shard) -> None:
-        """Put the new tables into the server's shard, in place of its present tables."""
+        """Replace the tables of the server's shard by the new tables, which completes the rescaling."""
         tables = self.shard.tables
         tables.makers = shard.tables.makers
         tables.changes.number_after(shard.tables.changes)

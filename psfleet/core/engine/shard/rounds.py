@@ -1,13 +1,13 @@
-"""Rounds of sync mode: which workers are members of a round, which pushes are held for it, when it closes.
+"""Rounds of sync mode: which workers are members of a round, which pushes have arrived, and when it closes.
 
 A worker takes part in a round in two steps (rules R2, R3 and R8 of docs/protocol.md):
 
-    1. push      each server checks it and holds it; the tables do not change
-    2. commit    sent with the next pull, once all servers hold the push
+    1. push      each server checks the push and stores it; the tables do not change
+    2. commit    sent with the next pull, once all servers have the push
 
-A server closes a round when every member has committed it: it applies the mean of the held pushes. So no
-server closes a round of which another server lacks a push. For an incarnation that has ended, the coordinator
-decides its last round instead of a commit.
+A server closes a round when every member has committed it: it applies the mean of the stored (*held*) pushes.
+So no server closes a round for which another server lacks a push. For a worker process that has ended, the
+coordinator decides its last round instead of a commit.
 """
 
 from collections.abc import Mapping
@@ -20,18 +20,20 @@ from psfleet.core.engine.shard.membership_view import SeatView
 
 @dataclass
 class Rounds:
-    """Rounds of one shard. The open round is round `closed` + 1.
+    """Rounds of one shard. The open round is round `closed` + 1. A *seat* is a worker's rank.
 
     Attributes:
-        seats: Seats of workers, taken or vacant. A seat is a member unless it rests or has left.
+        seats: Seats of workers, taken or vacant. A seat is a member of the open round unless it waits at a
+            collective or has left.
         closed: Last round whose update is in the tables.
-        first: First round in which a seat is a member, for seats that were not there from the beginning.
-        held: Pushes of the open round, by seat.
+        first: First round of which a seat is a member, for seats that were not there from the beginning.
+        held: Pushes of the open round that have arrived, by seat.
         committed: Highest round that each seat has committed.
         counted: Last closed round with a push of the seat's present incarnation.
-        resting, left: Seats that are no members at present, and seats that have left for good.
-        rests: Number of each seat's last rest. A repeated message has the same number and no effect.
-        reached: Last round that any server had closed when the view was decided.
+        resting, left: Seats that wait at a collective, and seats that have left for good.
+        rests: For each seat, the number of collectives at which it has waited. A repeated message has the
+            same number and no effect.
+        reached: Last round that any server had closed when the membership was decided.
     """
 
     seats: set[int]
@@ -46,10 +48,10 @@ class Rounds:
     reached: int = 0
 
     def is_new(self, push: Push) -> bool:
-        """Return whether the push is for the open round; False if it is a repeat.
+        """Return whether the push is a new push for the open round, or False if it has arrived before.
 
         Raises:
-            Gap: The push is for a round that cannot be open yet, or in which its incarnation does not count.
+            Gap: The push is for a round that cannot be open yet, or of which its worker process is no member.
         """
         first = self.first.get(push.worker, 1)
         if push.sequence < first:
@@ -71,12 +73,12 @@ class Rounds:
         return push.withdrawn and is_open and bool(earlier.gradients)
 
     def hold(self, push: Push) -> None:
-        """Hold a new push for the open round. It replaces the push that its worker withdraws, if any."""
+        """Store a new push for the open round. It replaces the push that its worker withdraws, if any."""
         self.resting.discard(push.worker)
         self.held[push.worker] = push
 
     def commit(self, worker: int, number: int) -> bool:
-        """Note that all servers hold the worker's push of round `number`; return whether this is new.
+        """Record that all servers have the worker's push of round `number`; return whether this is new.
 
         Raises:
             ProtocolError: The push is not here.
@@ -90,10 +92,10 @@ class Rounds:
         return is_news
 
     def is_new_rest(self, worker: int, number: int) -> bool:
-        """Return whether the worker begins this rest; False if it is a repeat.
+        """Return whether the worker now begins to wait at a collective, or False if the message is a repeat.
 
         Raises:
-            ProtocolError: A push of the worker is held and may not be committed.
+            ProtocolError: A push of the worker for the open round is here, and may not be committed.
         """
         if worker in self.held:
             raise ProtocolError(
@@ -103,23 +105,26 @@ class Rounds:
         return number > self.rests.get(worker, 0)
 
     def rest_worker(self, worker: int, number: int) -> None:
-        """Note that a worker rests until all workers rest or have left. It has committed all its pushes."""
+        """Record that a worker waits at a collective, until all workers wait or have left.
+
+        The worker has committed all its pushes before.
+        """
         self.rests[worker] = number
         self.resting.add(worker)
         self._all_back()
 
     def leave(self, worker: int) -> None:
-        """Note that a worker has left for good."""
+        """Record that a worker has left for good."""
         self.left.add(worker)
         self._all_back()
 
     def go_on_from(self, last: int) -> None:
-        """Number rounds on from `last` after a mode switch, as if every seat had taken part in `last`."""
+        """Number rounds on from `last` after a mode switch, as if all workers had taken part in `last`."""
         self.closed = last
         self.counted = dict.fromkeys(self.seats, last)
 
     def go_back(self) -> None:
-        """Drop the open round and all rests, because all workers restart and repeat both."""
+        """Drop the open round and all waits at collectives, because all workers restart and repeat both."""
         self.held.clear()
         self.resting.clear()
         self.rests.clear()
@@ -129,7 +134,7 @@ class Rounds:
             )
 
     def begin_incarnation(self, worker: int) -> None:
-        """Drop what the earlier incarnation of a seat has left, on a shard without views."""
+        """Drop the remains of a worker's earlier process. For fleets without membership views."""
         self.held.pop(worker, None)
         self._drop_worker(worker)
         self.rests.pop(worker, None)
@@ -139,9 +144,10 @@ class Rounds:
     ) -> None:
         """Adopt the membership of a view.
 
-        A held push stays if the view counts its incarnation in the round; if that incarnation has ended, the
-        push also counts as committed. Other held pushes are dropped. The seats that rest follow from the
-        numbers of their rests, and are therefore the same on all servers.
+        A push of the open round stays if the view makes its incarnation a member of the round. If that
+        incarnation has ended, the push also counts as committed. Other pushes are dropped. The seats that
+        wait at a collective follow from the number of each seat's waits, and are therefore the same on all
+        servers.
 
         Args:
             seats: Seats of the view.
@@ -163,7 +169,7 @@ class Rounds:
             if seats[seat].left:
                 self.left.add(seat)
         self.left &= self.seats
-        # A seat that has rested for more collectives than the slowest seat still waits for that seat.
+        # A seat that has waited at more collectives than the slowest seat still waits for that seat.
         slowest = min((self.rests[seat] for seat in self.seats - self.left), default=0)
         self.resting = {seat for seat in self.seats - self.left if self.rests[seat] > slowest}
 
@@ -188,7 +194,7 @@ class Rounds:
         self.left.discard(worker)
 
     def members(self) -> list[int]:
-        """Return the seats whose pushes make up the open round, in order."""
+        """Return the ranks of the workers whose pushes make up the open round, ascending."""
         return sorted(
             seat for seat in self.seats | self.held.keys() if seat in self.held or self._is_in(seat)
         )
@@ -201,23 +207,23 @@ class Rounds:
         )
 
     def sure_of(self, seat: int) -> int:
-        """Return the last round of which every server is known to hold the seat's push."""
+        """Return the last round for which all servers are known to have this worker's push."""
         return max(self.committed.get(seat, 0), self.counted.get(seat, 0))
 
     def running(self) -> list[int]:
-        """Return the seats that push: all seats that neither rest nor have left."""
+        """Return the ranks of the workers that push: all except those that wait or have left."""
         return sorted(self.seats - self.resting - self.left)
 
     def remaining(self) -> int:
-        """Return the number of seats that have not left."""
+        """Return the number of workers that have not left."""
         return len(self.seats - self.left)
 
     def is_over(self) -> bool:
-        """Return whether a worker has left and none remains."""
+        """Return whether all workers have left."""
         return bool(self.left) and not self.remaining()
 
     def awaited(self) -> list[int]:
-        """Return the members that have not committed the open round."""
+        """Return the members that have not committed the open round yet."""
         return [
             seat
             for seat in self.members()
@@ -227,14 +233,14 @@ class Rounds:
     def is_complete(self) -> bool:
         """Return whether every member has committed the open round.
 
-        A round without members is complete if a later round has members. So is a round of which nothing is
-        held here and which another server has closed: it had no members on that server.
+        A round without members is complete if a later round has members. If no push of the round is here and
+        another server has closed it, it is complete too: it had no members on that server.
         """
         if self.held:
             return not self.awaited()
         if self.closed < self.reached:
             return True
-        # The first condition follows from the second. It is there because this runs at each call, and mostly
+        # The first condition follows from the second. It saves time: this runs at each call, and usually
         # no worker has just joined.
         return (
             max(self.first.values(), default=0) > self.closed + 1
@@ -243,7 +249,7 @@ class Rounds:
         )
 
     def close(self) -> list[Push]:
-        """Close the open round, and return its pushes in the order of seats."""
+        """Close the open round, and return its pushes in the order of worker ranks."""
         pushes = [self.held[seat] for seat in sorted(self.held)]
         self.held.clear()
         self.closed += 1
@@ -260,6 +266,6 @@ class Rounds:
         assert self.resting <= self.seats
 
     def _all_back(self) -> None:
-        """End all rests if no worker runs any longer: every worker has arrived at the collective."""
+        """End all waits at a collective if every worker has arrived there."""
         if not self.running() and not self.held:
             self.resting.clear()

@@ -4,10 +4,10 @@
                                         |
                                         +--> journal gets a record before a change takes effect
 
-It does no I/O, reads no clock and starts no thread, so that the same records in the same order give the same
-bits in a server, in a standby, at replay and in the embedded runtime. A handler checks an event, records what
-has to be durable, and only then changes it. What need not survive the process has no record: commits that
-pulls bring, marks of a cut, a view that is promised.
+It does no I/O, reads no clock and starts no thread. So the same records in the same order give bit-identical
+tables in a server, in a standby, at replay and in the embedded runtime. A handler checks an event, records
+the durable part of the change, and only then changes the shard. Changes that need not survive the process
+have no record: commits that come with pulls, marks of a snapshot, and the announcement of a view.
 """
 
 import numpy as np
@@ -61,13 +61,13 @@ Floats = NDArray[np.float32]
 
 
 class Shard:
-    """The deterministic state machine behind a server, and behind the embedded runtime.
+    """The deterministic state machine of a server, and of the embedded runtime.
 
-    `handle` must be called by one thread at a time. `tables.read` may run beside it.
+    Only one thread at a time may call `handle`. `tables.read` may run at the same time.
 
     Attributes:
-        journal: Gets every record before it takes effect, or None if the shard keeps no log.
-        waits_for_room: True if the log had no room to close a complete round; RetryRoom tries again.
+        journal: Receives every record before it takes effect, or None if the shard has no log.
+        waits_for_room: True if the log had no space to close a complete round; RetryRoom tries again.
         counters, staleness, recent: For metrics and error messages; not part of the shard's state.
         replaying: True while records of an earlier process are replayed (event_shortcuts.replay).
         moving: True while rows move to another number of servers: nothing may change them.
@@ -98,21 +98,24 @@ class Shard:
 
     @property
     def rounds(self) -> Rounds:
-        """Members of each round, and in every mode the workers that have left."""
+        """Members of each round in sync mode. In every mode, the workers that have left."""
         return self.consistency.rounds
 
     @property
     def is_quiet(self) -> bool:
-        """True if no pull waits, and nothing that changes is kept, followed, cut or on the move."""
+        """True if no pull waits, there is no log and no follower, no snapshot is begun and no rows move."""
         follows, keeps = self.tables.changes.is_kept, self.journal is not None
         return not (self._waiting or self.moving or self.cuts.under_way or follows or keeps)
 
     def progress(self) -> int:
-        """Return the progress of training: closed rounds, or the pushes of the fastest worker."""
+        """Return the progress of training: closed rounds (sync mode) or the pushes of the fastest worker."""
         return max(self.rounds.closed, self.workers.furthest())
 
     def handle(self, event: Event, call: Call) -> list[Instruction]:
-        """Take one event; an error becomes a refusal of its call and changes nothing."""
+        """Handle one event and return instructions.
+
+        An error is returned as SendError, and nothing is changed.
+        """
         self.recent.add(event)
         try:
             if self.moving and not isinstance(event, Expire | EndCut | MarkCut):
@@ -169,7 +172,8 @@ class Shard:
         has_rounds = self.consistency.declared.has_rounds
         last = self.rounds.closed if has_rounds else self.workers.sequences[event.worker]
         clock = self.consistency.gate.at.get(event.worker, 0)
-        # A clock that begins beside others may be what a pull has waited for.
+        # A pull may have waited for this worker, whose clock (number of pushes) now begins beside the other
+        # clocks.
         return [*out, SendOutcome(call, number=last, clock=clock), *self._advance()]
 
     def _begin_incarnation(self, worker: int, incarnation: int) -> None:
@@ -178,15 +182,15 @@ class Shard:
         self.consistency.begin_incarnation(worker)
 
     def _switch(self, event: Join) -> list[Instruction]:
-        """Switch to another mode, after a collective of all workers, with nothing in flight.
+        """Switch to another mode, after a collective of all workers, with no push outstanding.
 
-        Rounds and the pushes of every worker are numbered on from the highest number that was used, so that
-        a late message of the old mode is recognised as old. No worker waits for a pull during the switch, so
-        pulls that wait here are late copies, and expire.
+        Rounds and the pushes of every worker are numbered on from the highest number so far, so that a late
+        message of the old mode is recognised as old. No worker waits for a pull during the switch, so pulls
+        that wait here are late copies, and expire.
         """
         late = [instruction for call in [*self._waiting] for instruction in self._expire(call)]
         self._record(event)
-        # `event.last` is from all servers: an incarnation that this shard does not know may be further.
+        # `event.last` is from all servers: a worker that this shard does not know may be further ahead.
         last = max(self.progress(), event.last)
         self.workers.go_on_from(last)
         self.consistency.switch(event, last)
@@ -216,8 +220,8 @@ class Shard:
             waiting_bytes, evictions = plan_push_room(self.tables, push, waiting)
             if push.cut is not None or self.cuts.under_way is not None:
                 self._wait_for_cut(push)
-            # If the log is full after this record, the rows have gone all the same: the push is sent again,
-            # and needs their memory.
+            # If the log is full after this record, the rows are removed all the same: the worker sends the
+            # push again, and the push needs their memory.
             for key, ids in evictions:
                 self._record(Evict(key, ids))
                 self.tables.evict(key, ids)
@@ -233,13 +237,13 @@ class Shard:
         return [SendOutcome(call, "held" if holds else "applied"), *self._advance()]
 
     def note(self, push: Push) -> None:
-        """Note, in a mode without rounds, a new push that is about to update the tables."""
+        """Record, in a mode without rounds, that a new push is about to update the tables."""
         self.workers.pushed(push)
         self.staleness.pushed(push.worker)
         self.consistency.pushed(push)
 
     def serve(self, pull: Pull) -> None:
-        """Note that a pull is answered."""
+        """Record that a pull is answered."""
         self.staleness.pulled(pull.worker)
         self.consistency.serve(pull)
 
@@ -247,7 +251,8 @@ class Shard:
         self.workers.admit(pull.worker, pull.incarnation)
         for read in pull.reads:
             self.tables[read.table]  # raises UnknownTable, which refuses the pull
-        if not pull.commit and self.consistency.is_ready(pull):  # it changes nothing for others
+        # A pull without a commit changes nothing for other pulls.
+        if not pull.commit and self.consistency.is_ready(pull):
             return [self._serve(call, pull)]
         if pull.commit and self.rounds.commit(pull.worker, pull.commit):
             self.workers.said(pull.worker, pull.progress)
@@ -259,10 +264,10 @@ class Shard:
         return [] if pull is None else [SendError(call, self.consistency.late(pull))]
 
     def _advance(self) -> list[Instruction]:
-        """Make a due cut, close complete rounds, and serve every pull that no longer has to wait.
+        """Take a snapshot that is due, close complete rounds, and answer pulls that no longer have to wait.
 
-        The event that led here has already taken effect. If the log has no room for the close, the round
-        waits for RetryRoom, because an error would reach only the caller of this event.
+        The event that led here has already taken effect. If the log has no space for the record of a closed
+        round, the round waits for RetryRoom, because an error would only go to the caller of this event.
         """
         instructions = [] if self.cuts.under_way is None else self._cut_if_due()
         self.waits_for_room = False
@@ -287,7 +292,7 @@ class Shard:
     def _may_close(self) -> bool:
         settled = (
             not self.replaying and self.workers.is_settled()
-        )  # at replay, records close rounds
+        )  # during replay, records close rounds
         return settled and self.consistency.rounds.is_complete()
 
     def _serve(self, call: Call, pull: Pull) -> SendValues:
@@ -299,8 +304,8 @@ class Shard:
 
         Args:
             spec: Definition of the table.
-            value: First values of this server's range (dense), or empty (sparse).
-            maker: Worker that makes the table, if it is one.
+            value: Initial values of this server's range (dense), or empty (sparse).
+            maker: Worker that makes the table, or None if no worker does.
 
         Raises:
             TableConflict: A table of this name has another definition.
@@ -317,7 +322,7 @@ class Shard:
         return True
 
     def fill(self, fill: RestorePart) -> None:
-        """Set a part of a table as a snapshot holds it.
+        """Restore a part of a table from a snapshot.
 
         Raises:
             UsageError: The table has no room, or the part does not fit it; nothing was changed.
@@ -349,7 +354,7 @@ class Shard:
 
     @property
     def tick_every(self) -> float:
-        """Seconds between the ticks that this shard needs, or 0 if it needs none."""
+        """Seconds between the Tick events that this shard needs, or 0 if it needs none."""
         return self.consistency.tick_every(self.tables.tick_every)
 
     def _tick(self, seconds: float, call: Call) -> list[Instruction]:
@@ -370,11 +375,11 @@ class Shard:
         return [SendOutcome(call), *self._advance()]
 
     def _wait_for_cut(self, push: Push) -> None:
-        """Refuse for now a push behind the mark of a cut that has not been made.
+        """Raise Later for a push after its worker's mark for a snapshot that is not taken yet.
 
-        The mark that the push brings takes effect even if the push is refused for now, because the push may
-        arrive before the worker's MarkCut. So this is the last check of a push: a push that is refused for
-        another reason must mark nothing.
+        The mark that comes with the push takes effect even then, because the push may arrive before the
+        worker's MarkCut. So this is the last check of a push: a push that is refused for another reason must
+        not set a mark.
         """
         if push.cut is not None:
             number, last = push.cut
@@ -389,14 +394,18 @@ class Shard:
         assert cutting is not None
         try:
             self._record(MakeCut(cutting.number))
-        except PsfleetError:  # without its record the cut must not be reported as made
+        except PsfleetError:  # without its record the snapshot must not count as taken
             self.cuts.give_up()
             return []
         self.cuts.complete_cut()
         return [WriteSnapshot(self.freeze(cutting))]
 
     def freeze(self, cutting: PendingCut | None = None) -> FrozenShard:
-        """Return an image of the shard now. It may be read while the shard continues, and must be closed."""
+        """Return an image of the shard now. It can be read while the shard continues, and must be closed.
+
+        Args:
+            cutting: Snapshot that the image is for, or None if it is for another use.
+        """
         cutting = cutting or PendingCut(0)
         frozen = FrozenShard(
             cutting.number,
@@ -430,7 +439,7 @@ class Shard:
         self.tables.makers = state.makers
 
     def _freeze(self, event: PrepareView) -> ViewReport:
-        """Stop closing rounds until the view is installed, and return the report of this shard."""
+        """Stop closing rounds until the new membership is installed, and return the report of this shard."""
         self.workers.freeze(event)
         self.cuts.give_up()
         return self.workers.report(self.mode or "", self.rounds)
@@ -452,8 +461,9 @@ class Shard:
         return [SendOutcome(call, number=self.rounds.remaining()), *refusals, *self._advance()]
 
     def apply_view(self, event: InstallView) -> None:
-        """Adopt the membership of a view, and begin the incarnations that are new in it."""
-        # Rounds first: they compare the view with the incarnations so far, which `workers.install` replaces.
+        """Adopt the membership of a view, and begin the worker processes that are new in it."""
+        # Rounds first: they compare the view with the incarnations until now, which `workers.install`
+        # replaces.
         self.consistency.install(event, self.workers.incarnations)
         for worker, incarnation in self.workers.install(event):
             self._begin_incarnation(worker, incarnation)
@@ -463,7 +473,7 @@ class Shard:
             self.journal(record)
 
     def validate(self) -> None:
-        """Check what must always hold; for tests."""
+        """Check the invariants; for tests."""
         self.workers.validate()
         self.consistency.validate()
         assert not any(map(self.consistency.is_ready, self._waiting.values()))

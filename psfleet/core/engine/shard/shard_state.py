@@ -1,10 +1,10 @@
-"""The consistency mode of the fleet as one shard keeps it: which pushes are held, and what pulls wait for.
+"""Consistency mode of the fleet in one shard: the state of rounds, and the rule for which pulls have to wait.
 
-A mode with rounds keeps them in Rounds. In a mode without rounds, a PullGate decides: in ssp mode a pull
-waits until no other worker is too many pushes behind. Workers that rest at a collective are not waited for
-(rule R14 of docs/protocol.md); otherwise the collective would wait for the pull, and the pull for workers
-that are already at the collective. After a collective every clock restarts at 0, on every server at the
-same point of each worker's stream.
+Sync mode has Rounds. In a mode without rounds, a PullGate decides which pulls wait: in ssp mode a pull waits
+until no other worker is too many pushes behind. It does not wait for workers that wait at a collective (rule
+R14 of docs/protocol.md); otherwise the collective would wait for the pull, and the pull for workers that are
+already at the collective. A worker's *clock* is the number of its pushes since the last collective. After a
+collective every clock restarts at 0, on every server at the same point of each worker's stream of pushes.
 
 ConsistencyState is the part of the shard that depends on the mode, and ShardState is all that a snapshot
 stores of a shard besides its tables.
@@ -29,18 +29,19 @@ from psfleet.core.engine.shard.workers import Workers
 
 @dataclass
 class PullGate:
-    """Clocks of one shard's workers, and the rule for pulls. This base class lets every pull pass.
+    """Rule that decides which pulls wait for other workers, in a mode without rounds. Here no pull waits.
 
-    A worker's clock is the number of its pushes since the last collective. A push brings the clock, and the
-    pull after it names the same clock. A rule is a subclass that overrides `awaited` and `wait`. Clocks and
-    `leading_steps` are stored with the shard; any other attribute of a subclass is lost when the process
-    ends.
+    A worker's clock is the number of its pushes since the last collective. A push brings the new clock, and
+    the pull after it names the same clock. To write a rule, derive a class and override `awaited` and `wait`.
+    Clocks and `leading_steps` are stored with the shard; other attributes of a derived class are lost when
+    the process ends.
 
     Attributes:
         mode: Consistency mode, with the settings that servers know.
-        at: Clock of each seat. A seat that has pushed nothing has no entry.
-        leading_steps: Largest lead of a worker at a pull, in steps.
-        tick_every: Seconds between the calls of `tick` that the rule needs, or 0 if it ignores time.
+        at: Clock of each seat (worker rank). A seat that has pushed nothing has no entry.
+        leading_steps: Largest number of pushes that a worker was ahead of the slowest worker at a pull.
+        tick_every: Seconds between the calls of `tick` that the rule needs, or 0 if it does not depend on
+            time.
     """
 
     mode: ConsistencyMode = NO_MODE
@@ -49,49 +50,61 @@ class PullGate:
     tick_every: ClassVar[float] = 0.0
 
     def begin_incarnation(self, worker: int, live: Iterable[int]) -> int:
-        """Give a new incarnation the clock of the slowest running worker, and return that clock.
+        """Give a new worker process the clock of the slowest running worker, and return that clock.
 
-        A clock of 0 would make every other worker wait until the new incarnation has caught up.
+        With a clock of 0, every other worker would wait until the new process has caught up.
+
+        Args:
+            worker: Rank of the worker.
+            live: Ranks of the running workers.
         """
         live_clocks = [self.at.get(seat, 0) for seat in live if seat != worker]
         self.at[worker] = min(live_clocks, default=0)
         return self.at[worker]
 
     def advance(self, worker: int, clock: int) -> None:
-        """Set the clock that a new push has brought. It is lower than before if the worker has restarted."""
+        """Set a worker's clock (number of pushes since the last collective) to that of its new push.
+
+        The new clock is lower than before if the worker has restarted.
+        """
         self.at[worker] = clock
 
     def restart(self) -> None:
-        """Note that all workers have completed a collective."""
+        """Reset the clocks to 0 after all workers have completed a collective."""
         self.at.clear()
 
     def tick(self, seconds: float) -> None:
-        """Tell the rule that `seconds` have passed. The shard then checks its waiting pulls again."""
+        """Receive the seconds that have passed. The shard then checks its waiting pulls again."""
 
     def awaited(self, pull: Pull, live: Iterable[int]) -> list[int]:
-        """Return the workers that the pull waits for, without those that rest or have left."""
+        """Return the workers for which the pull has to wait; an empty list answers the pull now.
+
+        Args:
+            pull: The pull.
+            live: Workers except those that wait at a collective or have left.
+        """
         return []
 
     def wait(self, pull: Pull) -> str:
-        """Describe the worker's lead for a time-out error: `worker 1 is 3 pushes ahead`."""
+        """Return the reason of the wait for a time-out error, such as `worker 1 is 3 pushes ahead`."""
         return f"worker {pull.worker} is too far ahead"
 
     def serve(self, pull: Pull, live: Iterable[int]) -> None:
-        """Note that the pull is answered."""
+        """Record that the pull is answered."""
         behind = min((self.at.get(seat, 0) for seat in live), default=pull.clock)
         self.leading_steps = max(self.leading_steps, pull.clock - behind)
 
     def validate(self) -> None:
-        """Check what must always hold; for tests."""
+        """Check the invariants; for tests."""
 
 
 @dataclass
 class SspClock(PullGate):
-    """Gate of modes with clocks: a pull waits while its worker is over `staleness` pushes ahead."""
+    """Rule of ssp mode: a pull waits while its worker is more than `staleness` pushes ahead of another."""
 
     @property
     def staleness(self) -> int:
-        """Number of pushes that a worker may be ahead of the slowest."""
+        """Number of pushes that a worker may be ahead of the slowest worker."""
         mode: Any = self.mode
         return int(mode.staleness)
 
@@ -110,7 +123,9 @@ class SspClock(PullGate):
 
 
 class TickTimer:
-    """Decides when the next tick of a shard is due. Time in which no rule needs ticks does not count.
+    """Decides when the next Tick event of a shard is due.
+
+    Time in which no table and no rule needs ticks is skipped.
 
     Args:
         now: Seconds of a monotonic clock.
@@ -132,20 +147,21 @@ class TickTimer:
         return seconds if every and seconds >= every else 0.0
 
     def mark_ticked(self, now: float) -> None:
-        """Note that the shard has handled the tick that was due at `now`."""
+        """Record that the shard has handled the tick that was due at `now`."""
         self._told = now
 
 
 @dataclass
 class ConsistencyState:
-    """Consistency mode of the fleet, with its rounds or its gate.
+    """Consistency mode of the fleet, with its rounds or its rule for waiting pulls.
 
     Attributes:
         server: Index of the shard's server, for messages.
-        rounds: Rounds of the shard. In every mode they also record which workers run, rest and have left.
+        rounds: Rounds of the shard. In every mode they also record which workers run, wait at a collective,
+            and have left.
         declared: The mode, with the settings that servers know.
         switches: Number of mode switches so far.
-        gate: Rule for the waiting of pulls in a mode without rounds.
+        gate: Rule for waiting pulls in a mode without rounds.
     """
 
     server: int
@@ -163,11 +179,11 @@ class ConsistencyState:
         return cast(Mode, self.declared.name) or None
 
     def check_mode(self, event: Join) -> None:
-        """Refuse a worker that joins with another mode, or that asks for an impossible mode switch.
+        """Refuse a worker that joins with another mode, or that requests an impossible mode switch.
 
         Raises:
             ConfigError: The mode or one of its settings differs from the fleet's.
-            ProtocolError: The switch has the wrong number, or pushes of a round are still held.
+            ProtocolError: The switch has the wrong number, or pushes of an open round are here.
         """
         if event.switch <= self.switches:
             if self.mode is not None:
@@ -179,9 +195,9 @@ class ConsistencyState:
             )
 
     def adopted(self, event: Join) -> Join:
-        """Return the join with the fleet's own mode, in case the mode has been changed.
+        """Return the join event with the fleet's present mode, in case the mode was switched.
 
-        A worker that starts again asks for the mode that its script begins with.
+        A worker that restarts requests the first mode of its script.
         """
         if self.mode is None or not self.switches or event.switch:
             return event
@@ -207,7 +223,7 @@ class ConsistencyState:
             self._be_in(event.mode, self.gate)
 
     def switch(self, event: Join, last: int) -> None:
-        """Switch to another mode. Rounds are numbered on from `last`."""
+        """Switch to another mode. Rounds are numbered on after `last`."""
         self.rounds.go_on_from(last)
         self._be_in(event.mode, PullGate())
         self.switches = event.switch
@@ -218,17 +234,17 @@ class ConsistencyState:
         self.gate = kind(self.declared, before.at, before.leading_steps)
 
     def begin_incarnation(self, worker: int) -> None:
-        """Give a new incarnation its clock."""
+        """Give a new worker process the clock (number of pushes) of the slowest worker."""
         self.gate.begin_incarnation(worker, self.rounds.running())
 
     def leave(self, worker: int) -> None:
-        """Note that a worker has left for good, which may complete a collective."""
+        """Record that a worker has left for good, which may complete a collective."""
         rested = bool(self.rounds.resting)
         self.rounds.leave(worker)
         self._restart_after_collective(rested)
 
     def rest_worker(self, worker: int, number: int) -> None:
-        """Note that a worker rests until all workers rest, which completes a collective."""
+        """Record that a worker waits at a collective. The last worker to do so completes it."""
         self.rounds.rest_worker(worker, number)
         self._restart_after_collective(True)
 
@@ -237,7 +253,7 @@ class ConsistencyState:
 
         Args:
             event: The view.
-            before: Incarnation of each seat until now.
+            before: For each seat (worker rank), the number of its worker process until now.
         """
         rested = bool(self.rounds.resting)
         counts = self.mode is None or self.declared.has_rounds
@@ -245,12 +261,12 @@ class ConsistencyState:
         self._restart_after_collective(rested)
 
     def _restart_after_collective(self, rested: bool) -> None:
-        # Workers rested and now none does: the last expected worker has arrived at the collective.
+        # Workers waited and now none does: the last expected worker has arrived at the collective.
         if rested and not self.rounds.resting:
             self.gate.restart()
 
     def pushed(self, push: Push) -> None:
-        """Note a new push in a mode without rounds."""
+        """Record a new push in a mode without rounds."""
         if self.declared.pull_gate:
             self.gate.advance(push.worker, push.clock)
 
@@ -261,7 +277,7 @@ class ConsistencyState:
         return pull.commit <= self.rounds.closed
 
     def serve(self, pull: Pull) -> None:
-        """Note that the pull is answered."""
+        """Record that the pull is answered."""
         if self.declared.pull_gate:
             self.gate.serve(pull, self.rounds.running())
 
@@ -279,7 +295,7 @@ class ConsistencyState:
         return DeadlineExceeded(f"{reason}: it waits for {waiting}")
 
     def tick_every(self, others: float) -> float:
-        """Return the seconds between the ticks that gate and tables need, or 0 if both ignore time.
+        """Return the seconds between the Tick events that the mode and the tables need, or 0 for none.
 
         Args:
             others: Seconds between the ticks that the tables need, or 0.
@@ -287,25 +303,25 @@ class ConsistencyState:
         return min(filter(None, (others, self.gate.tick_every)), default=0.0)
 
     def tick(self, seconds: float) -> bool:
-        """Tell the gate that `seconds` have passed; return whether waiting pulls must be checked again."""
+        """Pass the seconds since the last tick to the mode's rule; return whether to check waiting pulls."""
         self.gate.tick(seconds)
         return bool(self.gate.tick_every)
 
     def validate(self) -> None:
-        """Check what must always hold; for tests."""
+        """Check the invariants; for tests."""
         self.rounds.validate()
         self.gate.validate()
 
 
 @dataclass(frozen=True)
 class ShardState:
-    """State of a shard that is stored with its tables. Everything else is lost with the process.
+    """State of a shard that is stored with its tables. All other state is lost with the process.
 
     Attributes:
         workers: Incarnations of the workers and their progress.
         consistency: Consistency mode with its rounds and clocks.
-        cut: Number of the last snapshot for which the shard was cut.
-        makers: Worker that made each table, by key. A table that no worker made has no entry.
+        cut: Number of the last snapshot that this shard has taken.
+        makers: For each table key, the worker that made the table. Other tables have no entry.
     """
 
     workers: Workers = field(default_factory=lambda: Workers(0, 0))
@@ -316,6 +332,6 @@ class ShardState:
     makers: dict[int, int] = field(default_factory=dict)
 
     def copied(self) -> "ShardState":
-        """Return a deep copy. Held pushes are shared with the original, since a push never changes."""
+        """Return a deep copy, except that it shares pushes with the original, since a push never changes."""
         pushes = {id(push): push for push in self.consistency.rounds.held.values()}
         return copy.deepcopy(self, pushes)

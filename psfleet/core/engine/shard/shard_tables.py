@@ -1,7 +1,8 @@
 """ShardTables: creates, validates, reads and restores the tables of one shard.
 
-It also decides which memory holds each table, and keeps the budgets. Shard decides in which order pushes and
-pulls reach the tables. DeltaBases remembers the cuts since which changes are known, for delta snapshots.
+It also decides which memory stores each table, and has the memory budgets. Shard decides in which order
+pushes and pulls use the tables. DeltaBases remembers earlier snapshots, so that a delta can contain only the
+changes since an earlier snapshot.
 """
 
 import functools
@@ -38,13 +39,13 @@ Table = DenseTable | SparseTable
 
 @dataclass
 class ShardCounters:
-    """Counts of pushes, for displays. They are not part of the shard's state.
+    """Counts of pushes for metrics. They are not part of the shard's state.
 
     Attributes:
         pushes: Number of new pushes.
         repeats: Number of pushes that had arrived before.
-        samples: Number of samples of each worker's pushes.
-        losses: Last loss of each worker.
+        samples: For each worker, the number of samples in its pushes.
+        losses: For each worker, its last loss.
     """
 
     pushes: int = 0
@@ -72,14 +73,15 @@ class ShardCounters:
 class ShardTables(dict[int, Table]):
     """Tables of one shard by key. An unknown key raises UnknownTable.
 
-    One thread at a time changes tables, under the shard's lock; `read` may run beside it in other threads.
+    Only one thread at a time changes tables, under the shard's lock; `read` may run at the same time in other
+    threads.
 
     Attributes:
         index: Index of the shard's server.
         servers: Number of servers.
-        makers: Worker that made each table, by key. A table that no worker made has no entry.
-        budgets: Budget of each kind of memory, which the tables share.
-        choice: Choice of each table's memory.
+        makers: For each table key, the worker that made the table. Other tables have no entry.
+        budgets: For each kind of memory, the budget that the tables share.
+        choice: Decides which memory a table is in.
         changes: Log of the last changes, for followers.
         version: Number that rises when a table is added or replaced.
     """
@@ -115,7 +117,7 @@ class ShardTables(dict[int, Table]):
 
     @property
     def device_limit(self) -> int | None:
-        """Bytes that tables may take of memories other than the host's, or None for no limit."""
+        """Bytes that tables may take in memory other than host memory, or None for no limit."""
         limits = [
             budget.limit
             for name, budget in self.budgets.items()
@@ -124,11 +126,11 @@ class ShardTables(dict[int, Table]):
         return sum(limits) if limits else None
 
     def sparse(self) -> Iterator[tuple[int, SparseTable]]:
-        """Return pairs of key and table for the sparse tables."""
+        """Return pairs of key and table for all sparse tables."""
         return ((key, table) for key, table in self.items() if isinstance(table, SparseTable))
 
     def specs(self) -> dict[int, TableSpec]:
-        """Return the definition of every table by key, with the group of servers that holds it."""
+        """Return the definition of every table by key, including the servers that store it."""
         return {key: table.spec for key, table in self.items()}
 
     def has(self, spec: TableSpec) -> bool:
@@ -139,8 +141,8 @@ class ShardTables(dict[int, Table]):
         """
         existing = self.get(spec.key)
         if existing is not None and spec.kind == existing.spec.kind == "dense":
-            # The initializer of a dense table does not matter once it exists, and may differ: Xavier's values
-            # follow from the shape, which `psfleet ckpt migrate` may have enlarged.
+            # The initializer of a dense table no longer matters once the table exists, and may differ:
+            # Xavier's values follow from the shape, which `psfleet ckpt migrate` may have enlarged.
             spec = replace(spec, initializer=existing.spec.initializer, seed=existing.spec.seed)
         if existing is not None and existing.spec != spec:
             raise TableConflict(
@@ -156,8 +158,9 @@ class ShardTables(dict[int, Table]):
 
         Args:
             spec: Definition of the table.
-            value: First values of this server's range (dense), or empty (sparse).
-            may_refuse: True to refuse a table whose device is missing or full; False to use host memory then.
+            value: Initial values of this server's range (dense), or empty (sparse).
+            may_refuse: True to raise an error if the table's device is missing or full, False to use host
+                memory instead.
 
         Raises:
             UsageError: There is too little memory for the table.
@@ -193,20 +196,20 @@ class ShardTables(dict[int, Table]):
         if budget is None:
             budget = self.budgets[kind.name] = kind.budget()
             budget.folder = self.choice.folder
-        # Ask for the limit before the first table is made: free memory is measured without psfleet's tables.
+        # Get the limit before the first table is made: free memory is measured without psfleet's tables.
         if budget.limit is None:
             budget.limit = self.choice.limit(kind)
         return budget
 
     def read(self, reads: Iterable[Read]) -> list[Floats]:
-        """Return the values for a pull: sparse float32 [n, dim] by id, or this server's dense range."""
+        """Return the values for a pull: float32 [n, dim] for ids, or this server's range of a dense table."""
         reads = list(reads)
         out = [np.empty(shape, np.float32) for shape in map(self.shape_of, reads)]
         self.read_into(reads, out)
         return out
 
     def shape_of(self, read: Read) -> tuple[int, ...]:
-        """Return the shape of the values for a read: (n, dim) or (values of this server,)."""
+        """Return the shape of the values for a read: (n, dim) if sparse, else (values on this server,)."""
         table = self[read.table]
         if isinstance(table, DenseTable):
             return (table.count,)
@@ -215,7 +218,7 @@ class ShardTables(dict[int, Table]):
         return (len(read.ids), table.spec.dim)
 
     def read_into(self, reads: Iterable[Read], out: Iterable[Floats]) -> None:
-        """Write the values of each read to an array of the shape that `shape_of` gives."""
+        """Write the values of each read to an array of the shape that `shape_of` returns."""
         for read, values in zip(reads, out, strict=True):
             table = self[read.table]
             if isinstance(table, DenseTable):
@@ -225,7 +228,7 @@ class ShardTables(dict[int, Table]):
                 table.pull_into(read.ids, values)
 
     def check_gradient(self, gradient: Gradient) -> None:
-        """Refuse a gradient that does not fit its table."""
+        """Raise an error if the gradient does not fit its table."""
         table = self[gradient.table]
         name, shape = table.spec.name, gradient.values.shape
         if not abs(gradient.learning_rate) <= LARGEST:
@@ -247,7 +250,7 @@ class ShardTables(dict[int, Table]):
             check_rows(name, gradient.ids, gradient.values, table.spec.push_width)
 
     def check_state(self, state: PartState) -> None:
-        """Refuse a state that does not fit its table."""
+        """Raise an error if the state does not fit its table."""
         if state.step > MOST:
             raise UsageError(
                 f"a state says that its table has had {state.step} updates; 2^62 is most"
@@ -272,14 +275,14 @@ class ShardTables(dict[int, Table]):
                     )
 
     def check_shrink(self, event: Shrink) -> None:
-        """Refuse to shrink a dense table, or with a threshold that is not finite."""
+        """Raise an error for shrinking a dense table, or for a threshold that is not finite."""
         if event.table and not isinstance(table := self[event.table], SparseTable):
             raise UsageError(f"table {table.spec.name!r} is dense; only sparse tables shrink")
         if not math.isfinite(event.threshold or 0.0):
             raise UsageError(f"the threshold of a shrink is {event.threshold}; it must be a number")
 
     def restore(self, state: PartState) -> None:
-        """Set a part of a table, which `check_state` has accepted."""
+        """Write a part of a table, which `check_state` has accepted."""
         table = self[state.table]
         if isinstance(table, DenseTable):
             table.restore(state.step, list(state.values), state.start)
@@ -289,7 +292,7 @@ class ShardTables(dict[int, Table]):
             table.restore(state.ids, state.values, state.touched, state.scores)
 
     def shrink(self, event: Shrink) -> int:
-        """Remove rows that are worth little or not in use; return their number."""
+        """Remove rows with low scores or without recent pushes; return their number."""
         return sum(
             table.shrink(event.threshold, event.unseen)
             for key, table in self.sparse()
@@ -297,26 +300,26 @@ class ShardTables(dict[int, Table]):
         )
 
     def evicted(self, key: int, position: int, limit: int) -> EvictedIds:
-        """Return up to `limit` evictions of a sparse table from `position` on (SparseTable.evicted)."""
+        """Return up to `limit` recorded evictions of a sparse table, beginning at `position`."""
         table = self[key]
         if isinstance(table, DenseTable):
             raise UsageError(f"table {table.spec.name!r} is dense; only rows are evicted")
         return table.evicted(position, limit)
 
     def evict(self, key: int, ids: NDArray[np.int64]) -> None:
-        """Evict these rows of a sparse table because memory is short."""
+        """Remove these rows of a sparse table because memory is short."""
         table = self[key]
         assert isinstance(table, SparseTable)
         table.remove(ids, EvictionCause.MEMORY)
 
     @property
     def tick_every(self) -> float:
-        """Seconds between the ticks that the tables need, or 0 if none depends on time."""
+        """Seconds between the ticks that the tables need, or 0 if no table depends on time."""
         intervals = (table.tick_every for _, table in self.sparse())
         return min((every for every in intervals if every), default=0.0)
 
     def tick(self, seconds: float) -> None:
-        """Tell every sparse table that `seconds` have passed."""
+        """Pass the seconds that have passed to every sparse table, which removes expired rows."""
         for _, table in self.sparse():
             table.tick(seconds)
 
@@ -334,11 +337,13 @@ def _difference(existing: TableSpec, spec: TableSpec) -> str:
 
 
 class DeltaBases:
-    """Marks of earlier cuts, so that a delta can contain only the changes since one. A restart loses them.
+    """Earlier snapshots since which changes are known, so that a delta can contain only these changes.
+
+    A *cut* is the numbered point at which the shard took a snapshot. A restart loses all cuts.
 
     Args:
         bounded: True to give up a cut once too many rows have been removed or written since
-            (SparseTable.mark), False to remember them without limit.
+            (SparseTable.mark), False to keep cuts without limit.
     """
 
     def __init__(self, *, bounded: bool = False) -> None:
@@ -346,34 +351,37 @@ class DeltaBases:
         self._marks: dict[int, dict[int, HistoryPoint]] = {}  # cut -> table -> mark
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over the numbers of the remembered cuts."""
+        """Iterate over the numbers of the known snapshots."""
         return iter(self._marks)
 
     def freeze(self, tables: Mapping[int, Table], since: int) -> list[FrozenTable]:
-        """Return images of the tables: for sparse tables only changes since a cut, if it is remembered."""
+        """Return images of the tables, complete or with changes only.
+
+        Sparse tables contain only the changes since snapshot `since`, if that snapshot is known.
+        """
         marks = self._marks.get(since, {})
         return [_frozen(table, marks.get(key)) for key, table in tables.items()]
 
     def last(self) -> Mapping[int, HistoryPoint]:
-        """Return the marks of the last remembered cut by table, or nothing if there is none."""
+        """Return the marks of the last known snapshot by table, or an empty mapping."""
         return self._marks[max(self._marks)] if self._marks else {}
 
     def remember(self, tables: ShardTables, number: int) -> None:
-        """Mark all sparse tables for cut `number`, which is made now."""
+        """Mark all sparse tables for snapshot `number`, which is taken now."""
         marks = {key: table.mark(bounded=self._bounded) for key, table in tables.sparse()}
         self._marks[number] = marks
 
     def advance(self, tables: ShardTables, number: int) -> None:
-        """Mark all sparse tables for cut `number`, and drop all earlier cuts but the last."""
+        """Mark all sparse tables for snapshot `number`, and drop all snapshots before the last one."""
         self.drop_before(tables, max(self._marks, default=0))
         self.remember(tables, number)
 
     def changed_since(
         self, tables: ShardTables, number: int
     ) -> dict[int, TableChanges | None] | None:
-        """Return for each table its changes since a cut, or None for a table that must be copied whole.
+        """Return for each table its changes since a snapshot, or None for a table that must be copied whole.
 
-        Returns None in place of the mapping if the cut is no longer known.
+        Returns None instead of a mapping if the snapshot is no longer known.
         """
         marks = self._marks.get(number)
         sparse = dict(tables.sparse())
@@ -385,7 +393,7 @@ class DeltaBases:
         return {key: changed.get(key) for key in tables}
 
     def drop_before(self, tables: Mapping[int, Table], base: int) -> None:
-        """Drop all cuts before `base`, the oldest one that deltas may still refer to; 0 drops all."""
+        """Drop all snapshots before `base`, the oldest one that deltas may still refer to. 0 drops all."""
         for number in [n for n in self._marks if not 0 < base <= n]:
             for key, mark in self._marks.pop(number).items():
                 table = tables[key]

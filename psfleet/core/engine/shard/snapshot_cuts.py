@@ -1,9 +1,10 @@
-"""The cut of a snapshot: for each worker the last push that it contains.
+"""Cut of a snapshot: for each worker, the last push that the snapshot contains.
 
 All shards use the same cut, so a snapshot is consistent without stopping training. In sync mode no further
-round closes until all servers know after which round they cut. In other modes each worker marks its last push
-in the snapshot, and pushes behind a mark wait until all marks and all pushes before them have arrived.
-Numbers of cuts only rise; marks of an earlier cut are ignored (rules R11 and R12 of docs/protocol.md).
+round closes until all servers know the round after which they take the snapshot. In other modes each worker
+marks its last push in the snapshot. Pushes after a mark wait until all marks, and all pushes before them,
+have arrived. Numbers of cuts only rise; marks of an earlier cut are ignored (rules R11 and R12 of
+docs/protocol.md).
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,16 +15,18 @@ from psfleet.core.base.errors import Later, ProtocolError
 
 @dataclass
 class PendingCut:
-    """A cut that has not been made.
+    """Snapshot that this shard has begun but not taken yet.
 
     Attributes:
-        number: Number of the cut.
-        round: Sync mode: cut when this round is closed. None while it is not known; no round closes then.
-        members: Other modes: for each seat the incarnation whose mark is awaited. None in sync mode.
-        marks: For each seat the last push in the snapshot.
-        addressed: For each seat the last push up to its mark that was sent to this server.
-        since: Number of the cut since which changes are wanted, or 0 for everything.
-        remember: True if a later cut may ask what has changed since this one.
+        number: Number of the snapshot.
+        round: Sync mode: round after which to take the snapshot. None while it is not known; no round closes
+            then.
+        members: Other modes: for each seat (worker rank), the incarnation whose mark is awaited. None in sync
+            mode.
+        marks: For each seat, the last push in the snapshot.
+        addressed: For each seat, the last push up to its mark that was sent to this server.
+        since: For a delta, number of the snapshot since which changes are needed. 0 for a full snapshot.
+        remember: True if a later delta may need the changes since this snapshot.
     """
 
     number: int
@@ -35,21 +38,21 @@ class PendingCut:
     remember: bool = False
 
     def check_round(self, last_closed: int, other_mode: str | None, server: int) -> None:
-        """Refuse the round of this cut if the servers can no longer all cut at it.
+        """Raise an error if some server can no longer take the snapshot after its round.
 
         Args:
             last_closed: Last round that this server has closed.
-            other_mode: Mode of the fleet, if it is one without rounds, else None.
+            other_mode: Mode of the fleet if it has no rounds, else None.
             server: Index of this server, for the error.
 
         Raises:
-            ProtocolError: The fleet has changed its mode, or has closed a later round.
+            ProtocolError: The fleet has switched its mode, or has closed a later round.
         """
         if self.round is None:
             return
         holds = f"snapshot {self.number} is to hold round {self.round}, but"
         if other_mode is not None:
-            # No worker had joined when the round was chosen. Pushes that come now are not in rounds.
+            # No worker had joined when the round was chosen. Pushes are no longer in rounds.
             raise ProtocolError(
                 f"{holds} the fleet now runs in mode {other_mode!r} on server {server}; take it again"
             )
@@ -59,21 +62,22 @@ class PendingCut:
 
 @dataclass
 class CutState:
-    """The cuts of one shard.
+    """Snapshots of one shard.
 
     Attributes:
-        last: Number of the last cut that was made. It is part of the shard's state.
-        under_way: The next cut. It is not part of the state: a shard that starts again does not know it.
+        last: Number of the last snapshot taken. It is part of the shard's state.
+        under_way: The snapshot that was begun but not taken yet, or None. It is not part of the state: a
+            shard that restarts does not know it.
     """
 
     last: int = 0
     under_way: PendingCut | None = None
 
     def begin_cut(self, cutting: PendingCut) -> None:
-        """Wait for the position of this cut, and give up an earlier one that was not made.
+        """Begin a snapshot, and give up an earlier one that was not taken.
 
         Raises:
-            ProtocolError: A later cut has been made or is under way.
+            ProtocolError: A later snapshot was taken or begun.
         """
         now = self.under_way
         if cutting.number <= self.last or (now is not None and cutting.number < now.number):
@@ -86,11 +90,11 @@ class CutState:
     def mark_worker(
         self, number: int, worker: int, incarnation: int, last: int, addressed: int | None = None
     ) -> None:
-        """Note that a worker's stream is cut after push `last`. A second mark of the worker is ignored.
+        """Record that the snapshot contains a worker's pushes up to `last`. A second mark is ignored.
 
         Args:
-            number: Number of the cut; a mark of another cut is ignored.
-            worker, incarnation: The worker that marks.
+            number: Number of the snapshot; a mark for another one is ignored.
+            worker, incarnation: Rank of the worker, and number of its process.
             last: The worker's last push in the snapshot.
             addressed: The last push up to `last` that was sent to this server, or None if that is `last`.
         """
@@ -102,12 +106,12 @@ class CutState:
             now.addressed.setdefault(worker, last if addressed is None else addressed)
 
     def give_up(self, number: int | None = None) -> None:
-        """Give up the cut of this number, or any that is under way if the number is None."""
+        """Give up the snapshot of this number, or any snapshot that was begun if the number is None."""
         if self.under_way is not None and number in (None, self.under_way.number):
             self.under_way = None
 
     def is_lost(self, number: int) -> bool:
-        """Return whether an unfinished cut was given up."""
+        """Return whether the snapshot was given up before it was taken."""
         now = self.under_way
         return self.last < number and (now is None or now.number != number)
 
@@ -121,7 +125,7 @@ class CutState:
         )
 
     def check_behind(self, worker: int, sequence: int, server: int) -> None:
-        """Refuse a push behind its worker's mark; the worker sends it again later."""
+        """Raise Later for a push that is not in the snapshot; the worker sends the push again later."""
         now = self.under_way
         if now is not None and sequence > now.marks.get(worker, sequence):
             raise Later(
@@ -132,7 +136,13 @@ class CutState:
     def is_due(
         self, last_closed: int, sequences: Mapping[int, int], leavers: Iterable[int]
     ) -> bool:
-        """Return whether the shard is now at the position of the cut."""
+        """Return whether the snapshot is to be taken now.
+
+        Args:
+            last_closed: Last closed round.
+            sequences: Last push of each worker, by rank.
+            leavers: Ranks of workers that have left.
+        """
         now = self.under_way
         if now is None:
             return False
@@ -140,13 +150,13 @@ class CutState:
             return now.round is not None and now.round <= last_closed
         seats = set(now.members) - set(leavers)
         return all(
-            # A shard that has taken a push beyond the mark can no longer make this cut.
+            # A shard that has applied a push beyond the mark can no longer take this snapshot.
             seat in now.marks and now.addressed[seat] <= sequences.get(seat, 0) <= now.marks[seat]
             for seat in seats
         )
 
     def complete_cut(self) -> int:
-        """Note that the cut is made; return its number."""
+        """Record that the snapshot is taken; return its number."""
         assert self.under_way is not None
         self.last = self.under_way.number
         self.under_way = None

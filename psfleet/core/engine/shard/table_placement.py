@@ -1,10 +1,10 @@
-"""Servers that hold a table, all or a group of neighbours, and the partition of a dense table over them.
+"""Servers that store a table (all, or a group of neighbours), and the ranges of a dense table on them.
 
-A worker calls every server that holds something of its step. So a small table is kept on few servers, as few
-as its size allows. The definition of the table has the group: the first server and the number of servers.
-In a fleet with fewer servers the group wraps round and contains each server once.
+A worker calls every server that stores something its step needs. So a small table is stored on as few servers
+as its size allows. The definition of a table has its group: the first server and the number of servers. In a
+fleet with fewer servers the group wraps round and contains each server once.
 
-All functions here are pure: the servers of a table and the ids or values of each server follow from the
+All functions here are pure: the servers of a table, and the ids or values of each server, follow from the
 definition and the number of servers, so no process has to ask another.
 """
 
@@ -18,18 +18,21 @@ from psfleet.core.engine.kernels.id_routing import VIRTUAL_SHARDS, owned_by, rou
 from psfleet.core.engine.schema.table import BLOCK, TableSpec
 
 SHARE = 1 << 16
-"""Dense values per server: pulling and pushing this many costs as much CPU as one more call to a server."""
+"""Dense values per server.
+
+Pulling and pushing this many values costs as much CPU as one more call to a server.
+"""
 
 
 def servers_of(spec: TableSpec, servers: int) -> list[int]:
-    """Return the servers that hold the table, in the order in which they get its blocks or ids."""
+    """Return the servers that store the table, in the order in which they get its blocks or ids."""
     if spec.servers is None:
         return list(range(servers))
     return [(spec.first + position) % servers for position in range(group_size(spec, servers))]
 
 
 def group_size(spec: TableSpec, servers: int) -> int:
-    """Return the number of servers that hold the table."""
+    """Return the number of servers that store the table."""
     return servers if spec.servers is None else min(spec.servers, servers)
 
 
@@ -44,13 +47,13 @@ def owned_rows(
 
 
 def owners(spec: TableSpec, ids: NDArray[np.int64], servers: int) -> NDArray[np.int64]:
-    """Return the server that holds the row of each id: int64 [n]."""
+    """Return the server that stores the row of each id: int64 [n]."""
     group = servers_of(spec, servers)
     return np.array(group)[routes(len(group))][virtual_shards(ids)]
 
 
 def located_as(there: TableSpec, spec: TableSpec) -> TableSpec:
-    """Return the definition `spec` with the group of servers of `there`."""
+    """Return the definition `spec`, but stored on the same group of servers as the table `there`."""
     return dataclasses.replace(spec, servers=there.servers, first=there.first)
 
 
@@ -58,8 +61,8 @@ def placed(spec: TableSpec, before: Iterable[TableSpec]) -> TableSpec:
     """Return the definition of a new table with its group of servers filled in.
 
     Dense tables fill one server after another, SHARE values each, so that a small model is on one server and
-    a large one on all. The group of a sparse table begins after the groups of the sparse tables before it. A
-    sparse table without a number of servers is on all servers.
+    a large model on all servers. The group of a sparse table begins after the groups of the sparse tables
+    before it. A sparse table without a number of servers is on all servers.
 
     Args:
         spec: Definition of the table. Its `servers` is None if the script has not chosen a number.
@@ -75,11 +78,11 @@ def placed(spec: TableSpec, before: Iterable[TableSpec]) -> TableSpec:
 
 
 def dense_range(spec: TableSpec, server: int, servers: int) -> tuple[int, int]:
-    """Return the range of the flattened array that `server` holds, as first value and end (exclusive).
+    """Return the range of the flattened array that `server` stores, as first position and end (exclusive).
 
-    The array is cut into blocks of BLOCK values, and the servers of the group get equal, contiguous runs of
-    blocks. If all servers hold the table, the table's key decides which server gets the first run, so that
-    small tables spread over the servers. A table whose rule needs the whole array stays on one server.
+    The array is divided into blocks of BLOCK values, and the servers of the group get equal, contiguous runs
+    of blocks. If all servers store the table, the table's key decides which server gets the first run, so
+    that small tables spread over the servers. A table whose rule needs the whole array stays on one server.
     """
     first = spec.key if spec.servers is None else spec.first
     position = (server - first) % servers
@@ -100,6 +103,6 @@ def dense_ranges(spec: TableSpec, servers: int) -> list[tuple[int, int]]:
 
 
 def split_elements(positions: NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> list[slice]:
-    """Split ascending positions of a flattened array by the ranges that they are in."""
+    """Return for each range the slice of `positions` within it; positions are ascending."""
     ends = np.searchsorted(positions, ranges)
     return [slice(int(low), int(high)) for low, high in ends]

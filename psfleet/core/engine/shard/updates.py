@@ -1,9 +1,8 @@
-"""Updates of tables by pushes, and the check that all tables have room before a push is accepted.
+"""Applies pushes to tables, and checks that all tables have room before a push is accepted.
 
-In sync mode the held pushes of a round update the tables together when the round closes. A round that closes
-must not find a table full, since its pushes have been acknowledged. So each push, and each write between two
-rounds, is checked together with all held pushes and in all tables at once, and is refused before anything
-changes.
+In sync mode the stored (*held*) pushes of a round update the tables together when the round closes. No table
+may be full then, since the pushes have been acknowledged. So each push, and each write between two rounds, is
+checked together with all held pushes and for all tables at once, and is refused before anything changes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,12 +27,12 @@ _NO_IDS = np.zeros(0, np.int64)
 
 
 def update(tables: Mapping[int, Table], pushes: Sequence[Push]) -> None:
-    """Update each table once by its rule, with the mean of the gradients that the pushes have for it.
+    """Update each table once by its optimizer rule, with the mean of the pushes' gradients for the table.
 
-    The mean is over the pushes that name the table, summed in their order. A table whose rule counts gets one
-    update per push instead.
+    The mean is over the pushes that have a gradient for the table, summed in the order of the pushes. A table
+    whose rule counts gets one update per push instead.
     """
-    if len(pushes) == 1:  # a push names no table twice, so there is nothing to group
+    if len(pushes) == 1:  # a push has one gradient per table, so there is nothing to group
         for gradient in pushes[0].gradients:
             table, ids, rate = tables[gradient.table], gradient.ids, gradient.learning_rate
             if isinstance(table, DenseTable):
@@ -63,7 +62,7 @@ def apply_push(tables: Mapping[int, Table], push: Push, adds: bool) -> None:
     Args:
         tables: Tables of the shard.
         push: The push.
-        adds: True if the push brings deltas to add to the weights (geo mode), False for gradients.
+        adds: True if the push has deltas to add to the weights (geo mode), False if it has gradients.
     """
     if adds:
         _add(tables, push)
@@ -86,7 +85,7 @@ def _add(tables: Mapping[int, Table], push: Push) -> None:
 
 
 def _parts(gradients: Sequence[Gradient]) -> list[tuple[Ids, Floats]]:
-    """Return the parts of pushes that concern a sparse table."""
+    """Return ids and values of each push for a sparse table."""
     return [(gradient.ids, gradient.values) for gradient in gradients if gradient.ids is not None]
 
 
@@ -100,7 +99,7 @@ def _whole(gradient: Gradient, count: int) -> Floats:
 
 
 def _mean(gradients: Iterator[Floats]) -> Floats:
-    """Return the mean of gradients, summed in their order so that the bits do not depend on anything else."""
+    """Return the mean of gradients, summed in the given order, so that the result is always bit-identical."""
     total = next(gradients)
     count = 1
     for values in gradients:
@@ -112,7 +111,12 @@ def _mean(gradients: Iterator[Floats]) -> Floats:
 def check_write_room(
     tables: ShardTables, parts: Sequence[PartState], held: Mapping[int, Push]
 ) -> None:
-    """Refuse a write if the tables have no room for its rows and those of the held pushes.
+    """Raise an error if the tables have no room for the rows of a write, in addition to the held pushes.
+
+    Args:
+        tables: Tables of the shard.
+        parts: Parts of tables to write.
+        held: Pushes of the open round that wait for the pushes of other workers, by worker rank.
 
     Raises:
         UsageError: There is no room; nothing has changed.
@@ -128,14 +132,14 @@ def plan_push_room(
     Args:
         tables: Tables of the shard.
         push: The push, whose gradients were checked.
-        held: Pushes of the open round by seat, or None if the mode has no rounds.
+        held: Pushes of the open round by seat (worker rank), or None if the mode has no rounds.
 
     Returns:
         Bytes of all pushes that will wait for their round, and pairs of a table's key and the ids to evict
         before the push.
 
     Raises:
-        UsageError: There is no room. Nothing has changed, so that a refused push leaves no trace.
+        UsageError: There is no room; nothing has changed.
     """
     other_pushes: list[Push] = []
     budget = tables.budget
@@ -151,14 +155,14 @@ def plan_push_room(
 
 
 def _find_room(
-    tables: ShardTables, parts: Parts, held: Iterable[Push], *, is_write: bool = False
+    tables: ShardTables, parts: Parts, held_pushes: Iterable[Push], *, is_write: bool = False
 ) -> Evictions:
     """Return the rows to evict so that all tables have room for these parts and the held pushes.
 
     Raises:
         UsageError: There is no room even if rows are evicted.
     """
-    demands = _demands(parts, held)
+    demands = _demands(parts, held_pushes)
     sparse = [
         (table, ids, is_write and any(part.table == key for part in parts))
         for key, ids in demands.items()
@@ -169,8 +173,8 @@ def _find_room(
         for table, ids, is_written in sparse:
             table.check_room(ids, is_written)
         return []
-    # Usually there is plenty of memory, and a bound shows it without looking up ids. Try the cheap bound
-    # first, then the bound that also counts free slots.
+    # Usually there is plenty of memory, and an upper bound shows it without looking up ids. Try the cheap
+    # bound first, then the bound that also counts free slots.
     for counts_rows in (False, True):
         bounds = [table.growth_bound(ids, counts_rows=counts_rows) for table, ids, _ in sparse]
         if sum(bounds) <= max(budget.available_for(), 0):
@@ -186,7 +190,7 @@ def _find_room(
 
 
 def _waiting_bytes(tables: ShardTables, pushes: Sequence[Push]) -> int:
-    """Return the bytes of pushes that wait for their round; `pushes` has the newest last.
+    """Return the bytes of pushes that wait for their round; the newest push is last.
 
     Raises:
         UsageError: The budget does not have that much memory.
@@ -208,10 +212,10 @@ def _waiting_bytes(tables: ShardTables, pushes: Sequence[Push]) -> int:
     return size
 
 
-def _demands(parts: Parts, held: Iterable[Push]) -> dict[int, list[Ids]]:
-    """Return for each table the ids that its next update may name, from held pushes and from these parts."""
+def _demands(parts: Parts, held_pushes: Iterable[Push]) -> dict[int, list[Ids]]:
+    """Return for each table the ids that its next update may change, by held pushes or these parts."""
     ids_by_table: dict[int, list[Ids]] = {}
-    for part in (*(gradient for push in held for gradient in push.gradients), *parts):
+    for part in (*(gradient for push in held_pushes for gradient in push.gradients), *parts):
         if part.ids is not None:
             ids_by_table.setdefault(part.table, []).append(part.ids)
     return ids_by_table

@@ -1,11 +1,13 @@
-"""Workers as one shard knows them: the incarnation of each seat, and the progress of that incarnation.
+"""Workers as one shard knows them: the present incarnation of each seat, and its progress.
 
-This module fences: a call of an ended incarnation gets Fenced, and a call of an incarnation that has not
-begun here gets NotReady, after which the worker tries again. It also recognises repeated pushes and writes by
-their numbers.
+A *seat* is a worker's rank in the fleet. Each process that takes a seat is an *incarnation* of it. A call of
+an ended incarnation is refused with Fenced, and a call of an incarnation that has not begun here with
+NotReady, after which the worker tries again. This module also recognises repeated pushes and writes by their
+numbers.
 
-With views, an incarnation begins when a view that names it is installed; joining then only confirms it.
-Without views (one process, or a fleet without a coordinator) an incarnation begins when it joins.
+In a fleet with membership views, an incarnation begins when a view with it is installed; joining then only
+confirms it. Without views (one process, or a fleet without a coordinator) an incarnation begins when it
+joins.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,23 +21,24 @@ from psfleet.core.engine.shard.rounds import Rounds
 
 @dataclass
 class Workers:
-    """Per-worker state of a shard, by seat.
+    """State of each worker in a shard. The mappings are by seat (worker rank).
 
     Attributes:
         server: Index of the shard's server, for messages.
         count: Number of seats in a fleet without views.
-        incarnations: Present incarnation.
+        incarnations: Number of the present incarnation.
         sequences: Last applied push of the incarnation (modes other than sync).
         writes: Number of the incarnation's last write.
-        positions: Progress of the incarnation in its data.
-        progress: Last loop position of the incarnation's script that came with a counting push.
-        newest: Highest incarnation that has begun, which may have ended.
-        base: Number after which pushes are numbered since the last mode switch, for later incarnations too.
+        positions: Position of the incarnation in its data.
+        progress: Last loop position of the incarnation's script that came with an accepted push.
+        newest: Highest incarnation that has begun; it may have ended.
+        base: Number of the last push before the latest mode switch. New incarnations number their pushes
+            after it.
         view: Number of the installed view, or 0 for none: incarnations then begin when they join.
         promised: Number of the view for which the shard is frozen, or `view` if it is not.
         frozen: True if the shard has just started and waits for a view.
-        refused: Pairs of a seat and an incarnation that the coming view ends.
-        addressed: On server 0, for each server the last push of the incarnation that was sent to it. A seat
+        refused: Pairs of a seat and an incarnation that the next view ends.
+        addressed: On server 0, the incarnation's last push that was sent to each server. A seat
             whose last push went to all servers has no entry.
     """
 
@@ -55,7 +58,7 @@ class Workers:
     addressed: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def become(self, other: "Workers") -> None:
-        """Copy the incarnations and their progress from another shard, but not its views."""
+        """Copy the worker processes and their progress from another shard, but not its membership views."""
         self.incarnations, self.newest = other.incarnations, other.newest
         self.sequences, self.writes = other.sequences, other.writes
         self.positions, self.progress = other.positions, other.progress
@@ -63,22 +66,27 @@ class Workers:
         self.base = other.base
 
     def has_views(self) -> bool:
-        """Return whether membership views say which incarnations there are."""
+        """Return whether membership views decide which worker processes belong to the fleet."""
         return bool(self.view or self.frozen)
 
     def is_settled(self) -> bool:
-        """Return whether no view is awaited or promised."""
+        """Return whether no membership view is awaited or announced."""
         return not self.frozen and self.promised <= self.view
 
     def check_seat(self, worker: int) -> None:
-        """Refuse a worker for which a fleet without views has no seat."""
+        """Raise ConfigError for a worker rank that a fleet without membership views does not have."""
         if not self.has_views() and not 0 <= worker < self.count:
             raise ConfigError(
                 f"worker {worker} wants to join, but the fleet has workers 0 to {self.count - 1}"
             )
 
     def check_incarnation(self, worker: int, incarnation: int) -> None:
-        """Refuse a join of an incarnation that has ended, or that the view does not name."""
+        """Raise an error if a joining worker process (incarnation) has ended or is not in the view.
+
+        Raises:
+            Fenced: The process has ended: a later process of the same rank has begun.
+            NotReady: The view does not contain the process yet; the caller tries again.
+        """
         if self.has_views():
             self.admit(worker, incarnation)
         present = self.incarnations.get(worker, -1)
@@ -93,15 +101,16 @@ class Workers:
         Args:
             worker: Seat of the caller.
             incarnation: Incarnation of the caller.
-            leaves: True if the caller only says that it is done. An incarnation that this server knows may
-                say so while the server waits for its first view, because a coordinator that has ended sends
-                none.
+            leaves: True if the call only reports that the worker has finished. Such a call of a known
+                incarnation is accepted even while the server waits for its first view, because a coordinator
+                that has ended never sends that view.
 
         Raises:
             NotReady: The incarnation has not begun here, or a view is awaited; the caller tries again.
             Fenced: The incarnation has ended.
         """
-        # NotReady comes before Fenced: while a view is awaited, this server cannot know who has ended.
+        # NotReady comes before Fenced: while a view is awaited, this server cannot know which incarnations
+        # have ended.
         waits = self.frozen and not (leaves and self.incarnations.get(worker) == incarnation)
         if waits or (worker, incarnation) in self.refused:
             raise NotReady(f"server {self.server} waits to hear who is in the fleet")
@@ -114,13 +123,13 @@ class Workers:
         raise self.fenced(worker, incarnation)
 
     def fenced(self, worker: int, incarnation: int) -> Fenced:
-        """Return the error for an incarnation that has ended."""
+        """Return the error for a call of a worker process that has ended."""
         now = self.incarnations.get(worker)
         then = "its seat is not taken" if now is None else f"incarnation {now} has begun"
         return Fenced(f"incarnation {incarnation} of worker {worker} has ended; {then}")
 
     def begin_incarnation(self, worker: int, incarnation: int) -> None:
-        """Begin an incarnation, with no pushes and no writes."""
+        """Begin a worker process (incarnation) in this seat, with no pushes and no writes."""
         self.incarnations[worker] = self.newest[worker] = incarnation
         self.sequences[worker], self.writes[worker] = self.base, 0
         self._drop_worker(worker)
@@ -134,10 +143,12 @@ class Workers:
             by_seat.pop(worker, None)
 
     def is_new_push(self, push: Push) -> bool:
-        """Return whether the push is the next one of its incarnation (other modes than sync).
+        """Return whether the push is the next push of its worker process, or False if it is a repeat.
+
+        For modes other than sync.
 
         Raises:
-            Gap: A push before it has not arrived.
+            Gap: An earlier push has not arrived.
         """
         last = self.sequences[push.worker]
         if push.sequence - 1 - push.skipped > last:
@@ -148,7 +159,7 @@ class Workers:
         return push.sequence > last
 
     def pushed(self, push: Push) -> None:
-        """Note a new push that is about to be applied."""
+        """Record a new push that is about to be applied."""
         self.sequences[push.worker] = push.sequence
         if push.addressed:
             self.addressed[push.worker] = push.addressed
@@ -160,16 +171,16 @@ class Workers:
             self.progress[push.worker] = push.progress
 
     def said(self, worker: int, progress: str) -> None:
-        """Note the loop position of a worker's script, if it sent one."""
+        """Store the loop position of a worker's script, unless it is empty."""
         if progress:
             self.progress[worker] = progress
 
     def progress_of(self, members: Iterable[int]) -> dict[int, str]:
-        """Return the last loop position of each of these seats, as far as they sent one."""
+        """Return the last loop position of each of these workers that has reported one, by rank."""
         return {seat: self.progress[seat] for seat in members if seat in self.progress}
 
     def last_pushes(self, marks: Mapping[int, int]) -> dict[int, tuple[int, int]]:
-        """Return for each seat its incarnation and its last push before a cut with these marks.
+        """Return for each worker rank its incarnation and its last push in a snapshot with these marks.
 
         The last push may be the mark itself, even if it was not sent to this server: a push that was not sent
         here has no gradients for this server, so the tables contain it.
@@ -180,14 +191,14 @@ class Workers:
         }
 
     def is_new_write(self, write: WriteState | Shrink) -> bool:
-        """Return whether the write has not taken effect before. A write without a number always is new."""
-        if not write.number:  # a stock client may leave it out
+        """Return whether the write has not taken effect before. A write without a number is always new."""
+        if not write.number:  # a client other than psfleet's may leave the number out
             return True
         self.admit(write.worker, write.incarnation)
         return write.number > self.writes[write.worker]
 
     def wrote(self, write: WriteState | Shrink) -> None:
-        """Note that a new write takes effect."""
+        """Record that a new write takes effect."""
         if write.number:
             self.writes[write.worker] = write.number
 
@@ -202,14 +213,14 @@ class Workers:
         self.addressed.clear()
 
     def ended_at(self, worker: int, last: int) -> None:
-        """Note that the worker makes no push after `last`, and that its pushes to this server are here."""
+        """Record that the worker makes no push after `last`, and that its pushes to this server are here."""
         self.sequences[worker] = max(last, self.sequences[worker])
 
     def freeze(self, event: PrepareView) -> None:
-        """Freeze the shard for a new view, and refuse the incarnations that the view ends.
+        """Stop closing rounds until a new view is installed, and refuse worker processes that it ends.
 
         Raises:
-            ProtocolError: A later view is installed or promised.
+            ProtocolError: A later view is installed or announced.
         """
         if event.view < self.promised or event.view <= self.view:
             raise ProtocolError(
@@ -217,7 +228,7 @@ class Workers:
                 f"on server {self.server}"
             )
         self.promised = event.view
-        # Add to the set: an earlier prepared view may have been decided without reaching this server.
+        # Add to the set: an earlier announced view may have been decided without reaching this server.
         self.refused |= set(event.ended.items())
 
     def report(self, mode: str, rounds: Rounds) -> ViewReport:
@@ -236,7 +247,7 @@ class Workers:
         )
 
     def check_install(self, event: InstallView) -> None:
-        """Refuse a view for which the shard is not frozen."""
+        """Raise ProtocolError for a membership view that was not announced to this shard."""
         if event.view != self.promised:
             raise ProtocolError(
                 f"view {event.view} cannot be installed on server {self.server}, which is frozen "
@@ -244,10 +255,10 @@ class Workers:
             )
 
     def install(self, event: InstallView) -> list[tuple[int, int]]:
-        """Adopt the incarnations of a view, and end those that it does not name.
+        """Adopt the worker processes (incarnations) of a view, and end those that are not in it.
 
         Returns:
-            The incarnations that begin, as pairs (worker, incarnation); the caller begins them.
+            The new incarnations, as pairs (worker, incarnation); the caller begins them.
         """
         self.view = self.promised = event.view
         self.refused = set()
@@ -266,7 +277,7 @@ class Workers:
         ]
 
     def validate(self) -> None:
-        """Check what must always hold; for tests."""
+        """Check the invariants; for tests."""
         assert set(self.sequences) == set(self.writes) == set(self.incarnations)
         assert set(self.incarnations) <= set(self.newest)
         assert self.view <= self.promised

@@ -1,9 +1,9 @@
-"""Admission to a sparse table: which unknown ids of a push get a row.
+"""Admission to a sparse table: which new ids of a push get a row.
 
-Two things decide. The table's entry may admit an id only by chance or after some pushes (AdmissionRule);
-its ids without a row are candidates until then (candidates.py). And there must be memory and a free place:
-a table with a CapacityEntry evicts other rows (eviction_ranking.py), any other table refuses the push
-before it changes anything.
+Two things decide. The table's entry may admit an id only by chance, or only after some pushes
+(AdmissionRule); until then the id is a candidate (candidates.py). And there must be memory and a free place:
+a table with a CapacityEntry evicts other rows (eviction_ranking.py), any other table refuses the push before
+anything changes.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,21 +32,26 @@ _NONE = np.zeros(0, np.int64)
 
 
 class AdmissionRule:
-    """Decides for one table on one server which ids without a row get one.
+    """Decides for one table on one server which new ids get a row.
 
     Attributes:
-        candidates: Memory of ids without a row, or None if the rule needs none. Candidates are in snapshots,
-            and expire as rows do.
+        candidates: Ids that were pushed but have no row yet, or None if the rule does not need to remember
+            them. Candidates are part of snapshots, and expire as rows do.
     """
 
     candidates: CandidateIds | None = None
 
     def passing(self, ids: Ids, step: int) -> NDArray[np.bool_]:
-        """Return a mask of the ids without a row that get a row by the push of this step. Changes nothing."""
+        """Return a mask of the ids that get a row in the push of this step. Changes nothing.
+
+        Args:
+            ids: Ids without a row.
+            step: Step of the push.
+        """
         raise NotImplementedError
 
     def pushed(self, ids: Ids, step: int) -> None:
-        """Remember that a push names these ids without a row, if the rule has candidates."""
+        """Record a push of these ids without a row, if the rule counts the pushes of such ids."""
 
 
 Make = Callable[[Any, TableSpec, int], AdmissionRule]
@@ -54,7 +59,10 @@ _RULES: dict[type[Entry], Make] = {}
 
 
 def admits(entry: type[Entry]) -> Callable[[M], M]:
-    """Register a rule class for an entry. The class is called with entry, table and number of servers."""
+    """Return a class decorator that registers an AdmissionRule for a type of entry.
+
+    The class is later called with the entry, the table's definition and the number of servers.
+    """
 
     def make_known(rule: M) -> M:
         _RULES[entry] = rule
@@ -95,15 +103,15 @@ class _CountRule(AdmissionRule):
 
 
 class AdmissionFilter:
-    """Applies the rule of one table, its limit and its memory to pushes. Not thread-safe.
+    """Decides which rows a push may add, by the table's admission rule, its row limit and its memory.
 
-    The `step` of each method is that of the table's last update.
+    Not thread-safe. In each method, `step` is the number of the table's last update.
 
     Args:
-        index: Index of the table's rows.
+        index: Storage of the table's rows.
         scan: Removes rows that are evicted.
-        account: Limit and memory of the table.
-        rule: Rule for ids without a row, or None if every id gets one.
+        account: Row limit and memory of the table.
+        rule: Rule for new ids, or None if every id gets a row.
         ranking: Order of evictions.
     """
 
@@ -129,7 +137,10 @@ class AdmissionFilter:
     def check(
         self, parts: Sequence[Ids], step: int, written: bool = False, evicted: int = 0
     ) -> None:
-        """Refuse ids for whose rows there is no room, see SparseTable.check_room."""
+        """Raise UsageError if the table cannot take all these ids.
+
+        The arguments are those of SparseTable.check_room.
+        """
         if self._account.can_surely_add(sum(map(len, parts))):
             return
         ids = ascending(parts)
@@ -139,7 +150,7 @@ class AdmissionFilter:
         self._account.check_update(int(np.count_nonzero(mask)), new, unknown, written, evicted)
 
     def surplus(self, parts: Sequence[Ids], step: int) -> Ids:
-        """Return the ids to evict before an update, see SparseTable.surplus."""
+        """Return the ids to evict before an update of `parts`. SparseTable.surplus explains which."""
         ids = ascending(parts)
         slots, _ = self._index.locate(ids)
         mask = self._rowed(ids, slots, step)
@@ -148,12 +159,15 @@ class AdmissionFilter:
         if not 0 < short <= len(self._index) - int(np.count_nonzero(slots)):
             return _NONE
         count = max(short, len(self._index) // 16)
-        # Rank some rows more than needed, since those that the update names are taken out again.
+        # Rank more rows than needed, because the rows of the update are left out afterwards.
         first = self._ranking.first(step, count + len(ids), 0)
         return first[~np.isin(first, ids)][:count]
 
     def admit(self, ids: Ids, gradients: RowValues, step: int) -> tuple[Ids, RowValues]:
-        """Drop the ids that get no row from a push, and evict rows so that the other ids fit."""
+        """Drop from a push the ids that get no row, and evict other rows if the new rows do not fit.
+
+        Returns the remaining ids and their gradients.
+        """
         if self._rule is None and self._account.can_surely_add(len(ids)):
             return ids, gradients
         slots, unknown = self._index.locate(ids)
@@ -165,20 +179,23 @@ class AdmissionFilter:
         if not mask.all():
             ids, gradients = ids[mask], gradients[mask]
         if self._account.evicts and len(new) > self._account.free_places:
-            # Stamp the rows of this push first, so that none of them is evicted for it.
+            # Record this push for its rows first, so that no row of the push is evicted.
             self._ranking.count_update(ids, step + 1)
             self.make_places(len(new), step + 1, self._account.limit)
         return ids, gradients
 
     def make_places(self, more: int, step: int, most: int) -> None:
-        """Evict rows so that with `more` new rows there are at most `most`. Rows pushed at `step` stay."""
+        """Evict rows so that `more` new rows fit into a limit of `most` rows.
+
+        Rows pushed at `step` are not evicted.
+        """
         count = rows_to_evict(len(self._index), more, most)
         if self._account.evicts and count:
             ids = self._ranking.first(step, count, least=1)
             self._scan.drop(ids, step, EvictionCause.CAPACITY)
 
     def _rowed(self, ids: Ids, slots: Ids, step: int) -> NDArray[np.bool_]:
-        """Return a mask of the ids that would have a row after an update that names all these ids."""
+        """Return a mask of the ids that would have a row after an update of all these ids."""
         if self._rule is None:
             return np.ones(len(ids), np.bool_)
         mask: NDArray[np.bool_] = slots != 0

@@ -1,8 +1,8 @@
-"""Arena: an address range as large as a table may ever become, which takes memory page by page.
+"""Arena: an address range as large as a table may ever become, which takes physical memory page by page.
 
-A table grows without moving: addresses that kernels hold stay valid, and no push waits for a copy of the
-table. The price is address space, which is plentiful (128 TiB for each process). Pages that will be needed
-soon are made by one background thread of the process, because zeroing a huge page takes 2 ms.
+A table grows without moving: addresses in use by kernels stay valid, and no push waits for a copy of the
+table. The cost is address space, which is plentiful (128 TiB for each process). One background thread of the
+process allocates pages before they are needed, because zeroing a huge page takes 2 ms.
 """
 
 import _thread
@@ -26,15 +26,15 @@ _runs = False
 _NORESERVE = 0x4000
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _PAGE = 2 << 20  # a huge page
-_SMALL = 4 << 20  # an arena with fewer bytes in use makes no pages in advance
-AHEAD = 64 << 20  # most bytes that are made in advance
-_PART = 64  # 1/64 of the bytes in use is made in advance, but at least one huge page
+_SMALL = 4 << 20  # an arena with fewer bytes in use allocates no pages in advance
+AHEAD = 64 << 20  # largest number of bytes that are allocated in advance
+_PART = 64  # 1/64 of the bytes in use is allocated in advance, but at least one huge page
 _NEAR = 16  # with so few mappings left below vm.max_map_count, that limit is the likely cause
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def make_pages(populate: Callable[[int, int], object], start: int, end: int) -> None:
-    """Queue a call of `populate(start, end)` for the background thread.
+    """Have the background thread call `populate(start, end)` later.
 
     One thread serves all tables and ends when the queue is empty; with one thread per table, a machine with
     two cores would have no core left for pushes. The thread is started by `_thread` because
@@ -49,7 +49,7 @@ def make_pages(populate: Callable[[int, int], object], start: int, end: int) -> 
         _runs = True
     try:
         _thread.start_new_thread(_make, ())
-    except RuntimeError:  # the limit of threads is reached; pages are then made at first use
+    except RuntimeError:  # no more threads allowed; pages are then allocated at first use
         with _growth_lock:
             _requests.clear()  # otherwise the queue would grow, and keep arenas of dropped tables alive
             _runs = False
@@ -58,8 +58,8 @@ def make_pages(populate: Callable[[int, int], object], start: int, end: int) -> 
 def _next() -> PageRequest | None:
     """Return the next request, or None if the thread is to end.
 
-    The flag falls in the same critical section that finds the queue empty, so that a request that comes a
-    moment later starts a new thread.
+    `_runs` is cleared in the same critical section that finds the queue empty, so that a request that comes
+    just after starts a new thread.
     """
     global _runs
     with _growth_lock:
@@ -79,10 +79,10 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Arena:
-    """An address range of zero bytes that never moves.
+    """Address range of zero bytes that never moves.
 
-    Huge pages (2 MiB) more than halve the cost of a random row, but a single one is more than a small table
-    needs. So the arena uses ordinary pages until more than one huge page is in use.
+    Huge pages (2 MiB) more than halve the cost of reading a random row, but even one huge page is more than a
+    small table needs. So the arena uses ordinary pages until more than one huge page is in use.
 
     Args:
         size: Bytes to reserve, rounded up to whole huge pages.
@@ -111,37 +111,40 @@ class Arena:
         self._advise("MADV_NOHUGEPAGE")
 
     def expect(self, end: int) -> None:
-        """Switch to huge pages if the first `end` bytes need more than one; call it before writing them."""
+        """Use huge pages from now on if the first `end` bytes need more than one.
+
+        Call it before writing these bytes.
+        """
         if end > _PAGE > self._page:
             self._page = _PAGE
             self._advise("MADV_HUGEPAGE")
 
     def populate(self, start: int, end: int) -> bool:
-        """Make the pages of bytes `start` to `end` now instead of at first use.
+        """Allocate the pages of bytes `start` to `end` now instead of at first use.
 
         Zeroing a huge page takes 2 ms: too long for a push that happens to be the first to use it.
 
         Returns:
-            False if Linux cannot (before 5.14); the pages are then made at first use.
+            False if Linux cannot do so (before 5.14); the pages are then allocated at first use.
         """
         self.expect(end)
         first = start // _PAGE * _PAGE
         size = min(-(-end // _PAGE) * _PAGE, self.size) - first
-        if first + size > self._made:  # `keep_ahead` has counted what it requested
+        if first + size > self._made:  # else `keep_ahead` has counted these pages
             self._made = first + size
         return size <= 0 or _libc.madvise(self.address + first, size, _POPULATE_WRITE) == 0
 
     def bytes_of(self, end: int) -> int:
-        """Return the bytes of memory taken if the first `end` bytes are in use: whole pages."""
+        """Return the memory that the arena takes if its first `end` bytes are in use, in whole pages."""
         end = max(end, self._made)
         page = _PAGE if end > _PAGE else self._page
         return -(-end // page) * page
 
     def keep_ahead(self, end: int, most: int = AHEAD) -> None:
-        """Have the background thread make up to `most` bytes of pages behind the first `end` bytes.
+        """Let the background thread allocate up to `most` bytes of pages behind the first `end` bytes.
 
-        The pages count as taken at once. Each page is a request of its own: Linux holds the lock of the
-        address space while it makes pages, and a push needs that lock to map its large arrays.
+        `bytes_of` includes these pages at once. Each page is a separate request: Linux holds a lock of the
+        address space while it allocates pages, and a push needs that lock to map its large arrays.
         """
         if end < _SMALL:
             return
@@ -153,14 +156,17 @@ class Arena:
             make_pages(self.populate, page, page + _PAGE)
 
     def _advise(self, name: str) -> None:
-        """Give Linux this advice; a system without huge pages refuses it, which does no harm."""
+        """Call madvise with the flag of this name.
+
+        A system without huge pages refuses the call, which does no harm.
+        """
         if hasattr(mmap, name):
             with suppress(OSError):
                 self._map.madvise(getattr(mmap, name))
 
 
 def _why() -> str:
-    """Explain why memory cannot be reserved, and what to do, as the end of a sentence."""
+    """Return the reason why memory cannot be reserved, and what to do, as the end of a sentence."""
     with suppress(OSError):
         limit = int(Path("/proc/sys/vm/max_map_count").read_text())
         with open("/proc/self/maps", "rb") as maps:

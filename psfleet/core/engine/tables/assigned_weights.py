@@ -1,8 +1,8 @@
-"""Weights that are set, or increased by deltas, without the table's rule; the optimizer state stays.
+"""Changes of weights that do not go through the table's optimizer rule. The optimizer state does not change.
 
-Geo mode adds the deltas that workers have computed (`add_values`, `add_rows`), scripts assign weights, and a
-snapshot restores parts of tables (`refill`). A call that adds counts as an update of the table; a call that
-sets does not.
+Geo mode adds the deltas that workers have computed (`add_values`, `add_rows`), scripts assign weights
+(`set_values`, `set_rows`), and a snapshot restores parts of tables (`refill`). Adding counts as an update of
+the table; setting does not.
 """
 
 from collections.abc import Mapping
@@ -58,12 +58,13 @@ def weights_of(table: SparseTable, ids: Ids) -> Floats:
 
 
 def set_rows(table: SparseTable, ids: Ids, weights: Floats, uses: int = 0) -> None:
-    """Set the weights of rows, adding rows with fresh state for unknown ids. Does not count as an update.
+    """Set the weights of rows. New ids get a row with initial optimizer state. Does not count as an update.
 
     Args:
-        ids: int64 [n], no id twice.
+        table: Table to change.
+        ids: int64 [n], without repeats.
         weights: float32 [n, dim].
-        uses: Frequency of the added rows, in a table that counts it.
+        uses: Frequency of the added rows, in a table that counts how often a row is used.
 
     Raises:
         UsageError: The table is full; nothing was changed.
@@ -81,9 +82,9 @@ def set_rows(table: SparseTable, ids: Ids, weights: Floats, uses: int = 0) -> No
 
 
 def add_rows(table: SparseTable, ids: Ids, deltas: Floats) -> None:
-    """Add deltas to the weights of rows, adding rows for unknown ids. Counts as an update.
+    """Add deltas to the weights of rows. New ids get a row with initial values first. Counts as an update.
 
-    Arguments and errors as for `set_rows`. Weights that are stored in 16 bits are rounded as by a push.
+    Arguments and errors are those of `set_rows`. Weights that are stored in 16 bits are rounded as in a push.
     """
     spec, weights = table.spec, weights_of(table, ids) + deltas
     table.step += 1
@@ -94,10 +95,10 @@ def add_rows(table: SparseTable, ids: Ids, deltas: Floats) -> None:
 
 
 def check_room(table: DenseTable | SparseTable, columns: Mapping[str, NDArray[Any]]) -> None:
-    """Refuse columns for whose rows the table has no room.
+    """Raise an error if the table has no room for the rows in these columns of a snapshot. Changes nothing.
 
     Raises:
-        UsageError: There is no room; nothing was changed.
+        UsageError: There is no room.
     """
     if ROW_IDS in columns and isinstance(table, SparseTable):
         table.check_room([columns[ROW_IDS]], written=True)
@@ -106,7 +107,13 @@ def check_room(table: DenseTable | SparseTable, columns: Mapping[str, NDArray[An
 def refill(
     table: DenseTable | SparseTable, clock: TableClock, columns: Mapping[str, NDArray[Any]]
 ) -> None:
-    """Set a part of a table from the columns of psfleet.core.engine.tables.row_data.
+    """Restore a part of a table from columns of a snapshot (psfleet.core.engine.tables.row_data).
+
+    Args:
+        table: Table to change.
+        clock: Clock of the table in the snapshot.
+        columns: Columns by name. For a sparse table, they may contain rows, removed ids, candidates and
+            evictions, or some of these.
 
     Raises:
         UsageError: The table is full, or the columns do not fit it; nothing was changed.
@@ -115,7 +122,8 @@ def refill(
     if isinstance(table, DenseTable):
         table.restore(clock.step, [column_of(spec, columns, name) for name in spec.slot_names])
         return
-    # The clock first, so that a table that evicts knows how old rows are; removals before rows, to make room.
+    # The clock comes first: if the table evicts rows, the age of a restored row is relative to the clock.
+    # Removals come before rows, to make room.
     if table.clock != clock:
         table.set_clock(clock)
     if REMOVED in columns:

@@ -1,8 +1,9 @@
-"""Memory limits of a server: MemoryBudget for all tables of a server, MemoryAccount for one sparse table.
+"""Memory limits of a server: MemoryBudget for all tables together, MemoryAccount for one sparse table.
 
-A table asks before it grows, so that a push is refused with a sentence while nothing has changed yet, and
-the server is never killed because memory is short. The figures are upper bounds: whole pages, and an index
-that has just grown. There is a budget for each memory: the host's, a device's, and that of rows on disk.
+A table checks its budget before it grows. So a push that needs too much memory is refused with an error
+before anything changes, and the server is never killed for lack of memory. All figures are upper bounds: they
+assume whole pages, and an index that has just been enlarged. There is one budget for host memory, one for
+each kind of device, and one for rows on disk.
 """
 
 import contextlib
@@ -24,15 +25,15 @@ Ids = NDArray[np.int64]
 
 @dataclass
 class MemoryBudget:
-    """Bytes that each table of a server takes of one memory, and the limit of all together.
+    """Memory taken by each table of a server in one kind of memory, and the limit of all together.
 
     Attributes:
         limit: Bytes that all tables may take, or None for no limit.
-        spare: Bytes beyond the limit that tables may take while a snapshot is loaded. What fitted when it was
-            saved then fits again.
-        held: Bytes of pushes that wait for their round.
-        place: Name of the memory, for messages.
-        advice: Advice for a memory that is too small, for messages.
+        spare: Bytes beyond the limit that tables may take while a snapshot is loaded, so that a table that
+            fitted when it was saved fits again.
+        held: Bytes of pushes that wait for the other workers' pushes of the same round (sync mode).
+        place: Name of the memory in messages.
+        advice: Advice for messages about a memory that is too small.
         only_reads: True if the tables are filled once and then only read.
         folder: Folder of the files of rows on disk, or empty.
     """
@@ -51,34 +52,40 @@ class MemoryBudget:
     _grants: bool = False
 
     def charge(self, table: str, total: int) -> None:
-        """Note the bytes that the table takes now."""
+        """Record that the table takes `total` bytes now."""
         self._taken[table] = total
 
     def available_for(self, table: str = "") -> int:
-        """Return the bytes that this table may take in all; without a name, the bytes that are left."""
+        """Return the total bytes that this table may take; without a name, the bytes that are still free."""
         assert self.limit is not None
         return self.limit - self.held - self.charged(besides=table)
 
     def charged(self, besides: str = "") -> int:
-        """Return the bytes that all tables but `besides` take, or within `planning` are going to take."""
+        """Return the bytes that all tables except `besides` take, or will take after the present plan.
+
+        A plan is made within a `with planning()` block.
+        """
         plans = self._plans
         totals = self._taken if plans is None else self._taken | plans
         return sum(total for name, total in totals.items() if name != besides)
 
     @property
     def used(self) -> float:
-        """Part of the limit that tables and held pushes take, or 0 without a limit."""
+        """Part of the limit that is taken by tables and waiting pushes, from 0 to 1, or 0 without a limit."""
         return 1 - self.available_for() / self.limit if self.limit else 0.0
 
     def can_charge(self, table: str, total: int) -> bool:
-        """Return whether the table may take `total` bytes. A table may always keep what it has."""
+        """Return whether the table may take a total of `total` bytes. It may always keep the bytes it has."""
         if self.limit is None or self._grants:
             return True
         return total <= max(self.available_for(table), self._taken.get(table, 0))
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """Raise the limit by `spare` within the block, because processes differ in the memory they need."""
+        """Raise the limit by `spare` within the block, for loading a snapshot.
+
+        The process that saved the snapshot may have needed less memory besides its tables.
+        """
         limit = self.limit
         if limit is not None:
             self.limit = limit + self.spare
@@ -89,14 +96,14 @@ class MemoryBudget:
 
     @property
     def is_planning(self) -> bool:
-        """True within `planning`."""
+        """True within a `with planning()` block."""
         return self._plans is not None
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[None]:
-        """Make each `check_charge` in the block count the bytes of earlier checks in the block.
+        """Plan an update of several tables: each `check_charge` in the block adds to earlier checks.
 
-        Tables share the memory, so growth that fits in each table alone may be too much for all together.
+        Tables share the memory, so tables may fit one by one, but not all together.
         """
         self._plans = {}
         try:
@@ -106,11 +113,11 @@ class MemoryBudget:
 
     @contextlib.contextmanager
     def granting(self) -> Iterator[None]:
-        """Refuse nothing within the block: apply an update that has already passed its checks.
+        """Refuse nothing within the block, which applies an update that has already passed its checks.
 
-        A check estimates the growth of a table. New ids in the slots of removed rows may still enlarge its
-        index by a few pages. Without this block, the last table of a push could refuse it after the tables
-        before have changed.
+        A check only estimates the growth of a table. Even new ids that use the memory of removed rows may
+        enlarge the index by a few pages. Without this block, the last table of a push could refuse its update
+        after other tables have already changed.
         """
         self._grants = True
         try:
@@ -119,11 +126,11 @@ class MemoryBudget:
             self._grants = False
 
     def growth(self, table: str, total: int) -> int:
-        """Return the bytes that the table needs beyond those it takes now, to reach `total`."""
+        """Return the additional bytes that the table needs to take a total of `total` bytes."""
         return max(total - self._taken.get(table, 0), 0)
 
     def check_charge(self, table: str, total: int, action: str) -> None:
-        """Refuse an action that needs more memory than the table may take.
+        """Raise an error if the table may not take this much memory.
 
         Args:
             table: Name of the table.
@@ -143,13 +150,13 @@ class MemoryBudget:
 
 
 def tables_share(free: float, most: int) -> float:
-    """Return the bytes that tables may take.
+    """Return the bytes that tables may take: 7/8 of the free memory, or the settings' limit if lower.
 
-    An eighth is left for the gradients, ids and sums of the calls in progress.
+    The remaining eighth is for gradients, ids and sums of the calls in progress.
 
     Args:
         free: Bytes that are free now.
-        most: Limit by the settings, or 0 for none.
+        most: Limit of the settings, or 0 for none.
     """
     return min(free * 7 / 8, most or math.inf)
 
@@ -159,19 +166,19 @@ def _mib(count: int) -> str:
 
 
 class MemoryAccount:
-    """Memory and rows of one sparse table, against its budget. Not thread-safe, except `can_surely_add`.
+    """Memory and row limits of one sparse table. Not thread-safe, except `can_surely_add`.
 
     Args:
         spec: Definition of the table.
-        index: Index of the rows.
-        waiting: The candidates, or None if every id gets a row.
-        fixed: Bytes that the table takes regardless of its number of rows.
+        index: Storage of the rows.
+        waiting: The candidates (ids without a row yet), or None if every id gets a row.
+        fixed: Bytes that the table takes besides rows and candidates.
         budget: Memory that the table shares with other tables.
         limit: Largest number of rows that the table may have after a push.
 
     Attributes:
         limit: The argument `limit`, or less if the address space is too small for that many rows.
-        evicts: True if old rows are evicted to make room for new ones when the table is full.
+        evicts: True if old rows are evicted to make room for new rows when the table is full.
 
     Raises:
         UsageError: There is no memory for the table.
@@ -199,17 +206,17 @@ class MemoryAccount:
 
     @property
     def free_places(self) -> int:
-        """Number of rows that pushes may add before others are evicted."""
+        """Number of rows that pushes may add before the table is full."""
         return max(self.limit - len(self._index), 0)
 
     @property
     def evicts_for_memory(self) -> bool:
-        """True if rows are evicted when there is no memory for others."""
+        """True if rows are evicted when memory is short."""
         return self.evicts and self._budget.limit is not None
 
     def can_surely_add(self, count: int) -> bool:
-        """Return whether any `count` new ids fit. Any thread may call this."""
-        # Within `planning` this bound is not enough: the plan counts the new ids of each table exactly.
+        """Return whether `count` new ids certainly fit. A quick check that any thread may call."""
+        # Within `planning` this bound is not exact enough: the plan counts the new ids of each table exactly.
         if not self._have_places(count) or self._budget.is_planning:
             return False
         if self._budget.limit is None:
@@ -220,11 +227,12 @@ class MemoryAccount:
         ) or self._budget.can_charge(self._name, self._bytes_with(count))
 
     def growth_bound(self, count: int, *, counts_rows: bool) -> float:
-        """Return an upper bound of the growth in bytes by any `count` ids; infinite if they may not fit.
+        """Return an upper bound of the additional bytes for `count` ids, or infinity if they may not fit.
 
         Args:
-            count: Number of ids.
-            counts_rows: Count the free slots of removed rows, which takes longer.
+            count: Number of ids, each of which may be new.
+            counts_rows: True to take into account that new rows can use the memory of removed rows. The
+                result is then smaller, and takes longer to compute.
         """
         if not self._have_places(count):
             return math.inf
@@ -232,19 +240,22 @@ class MemoryAccount:
         return self._budget.growth(self._name, total)
 
     def _have_places(self, count: int) -> bool:
-        """Return whether slots and index suffice for any `count` new ids. Does not look at the memory."""
+        """Return whether there are row positions and index entries for `count` new ids.
+
+        Ignores the budget.
+        """
         index = self._index
         return count <= index.spare - (index.max_rows - self.limit) and index.has_lines(count)
 
     def reserve(self, rows: int) -> None:
-        """Make memory for `rows` rows in all now, if the budget allows it."""
+        """Allocate memory for a total of `rows` rows now, if the budget allows it."""
         new_rows = max(rows - len(self._index), 0)
         self._budget.check_charge(self._name, self._bytes_with(new_rows), f"reserve {rows} rows")
         self._index.reserve(rows)
         self._budget.charge(self._name, self._bytes_with(0))
 
     def charge_budget(self) -> None:
-        """Charge the budget with the table's present size, and prepare memory for the next rows."""
+        """Record the table's present size in the budget; allocate memory for the next rows in background."""
         if self._budget.only_reads:
             return
         if self._budget.limit is None:
@@ -254,7 +265,7 @@ class MemoryAccount:
             self._index.keep_ahead(self._budget.available_for())
 
     def most_affordable(self, most: int) -> int:
-        """Return how many of `most` new rows the memory allows, by bisection."""
+        """Return the number of new rows, up to `most`, for which there is memory. Found by bisection."""
         low, high = -1, most
         while low < high:
             middle = (low + high + 1) // 2
@@ -267,17 +278,17 @@ class MemoryAccount:
     def check_update(
         self, count: int, new: Ids, unknown: int, written: bool = False, evicted: int = 0
     ) -> None:
-        """Refuse an update of `count` rows if the table has no room for the new rows among them.
+        """Raise an error if the table has no room for the new rows of an update. Changes nothing.
 
         Args:
-            count: Number of rows that the update sets.
-            new: Ids that get a row by the update: int64 [n].
+            count: Number of rows that the update changes, including new rows.
+            new: Ids that get a row in the update: int64 [n].
             unknown: Number of ids without a row, including ids that only become candidates.
             written: True if the rows are written or restored, False for a push.
             evicted: Number of rows that will be evicted before the update.
 
         Raises:
-            UsageError: There is no room; nothing was changed.
+            UsageError: There is no room.
         """
         row_limit = self._index.max_rows if written else self.limit
         row_count = len(self._index) - evicted
@@ -298,8 +309,8 @@ class MemoryAccount:
                 "alike that its index would outgrow its place; renumber them"
             )
         new_ids = len(new) if self._waiting is None else unknown
-        # Without this, memory that was prepared ahead, which counts as taken, could refuse an update that
-        # adds nothing.
+        # An update that adds nothing must not be refused: memory that was allocated in advance counts as
+        # taken, so the check below could fail.
         if not new_ids:
             return
         self._budget.check_charge(
@@ -307,9 +318,9 @@ class MemoryAccount:
         )
 
     def _bytes_with(self, new_ids: int, evicted: int = 0) -> int:
-        """Return an upper bound of the bytes that the table takes after `new_ids` unknown ids were pushed.
+        """Return an upper bound of the table's bytes after a push of `new_ids` ids without a row.
 
-        The first new ids take the slots of the `evicted` rows.
+        The first new rows use the memory of the `evicted` rows.
         """
         # A table at its largest number of rows evicts one row for each new row, and grows no further.
         slots = new_ids - evicted

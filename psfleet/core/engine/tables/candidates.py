@@ -1,8 +1,8 @@
-"""Candidates: ids of a sparse table that were pushed and have no row yet.
+"""Candidates: ids of a sparse table that were pushed but have no row yet.
 
-What the admission of an entry (admission.py) has to remember of each, such as how often it was pushed, is
-here in a small index of its own. A table keeps a limited number; those that were pushed the longest time
-ago go.
+An admission rule (admission.py) may need some values for each candidate, such as the number of its pushes.
+They are stored here, in a small index of their own. A table stores a limited number of candidates; if there
+are too many, those whose last push is the longest ago are dropped.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,16 @@ Values = Mapping[str, NDArray[Any]]
 
 
 class CandidateIds:
-    """Candidates of one table on one server, in host memory even if the rows are not. Not thread-safe.
+    """Candidates of one table on one server: ids that were pushed but have no row yet.
+
+    Stored in host memory, even if the table is on a GPU or on disk. Not thread-safe.
 
     Args:
-        candidate: Name and type of each value that is remembered of a candidate.
+        candidate: Name and type of each value that is stored for a candidate.
         capacity: Largest number of candidates.
 
     Attributes:
-        index: The candidates by id; the row of an id has 32 bits for each remembered value.
+        index: The candidates by id. The row of a candidate has 32 bits for each stored value.
         capacity: Largest number of candidates.
     """
 
@@ -43,13 +45,18 @@ class CandidateIds:
         return max(self.capacity - len(self.index), 0)
 
     def remembered(self, ids: Ids) -> dict[str, NDArray[Any]]:
-        """Return the remembered values of these ids by name: int64 or float32 [n], 0 for other ids."""
+        """Return the stored values of these ids by name: int64 or float32 [n], 0 if not a candidate."""
         return self._values(self.index.locate(ids)[0])
 
     def remember(self, ids: Ids, values: Values, step: int) -> None:
-        """Store the admission values of ids that have no row yet and are pushed at this step.
+        """Store values of ids that have no row yet and are pushed at this step. New ids become candidates.
 
         If a push has more new ids than fit, the last ones are dropped.
+
+        Args:
+            ids: Ids without a row.
+            values: Values to store for each id, by name.
+            step: Step of the push.
         """
         mask = self._make_places_for(ids, step)
         slots = self.index.find_or_add(ids[mask], np.full(np.count_nonzero(mask), step))
@@ -60,14 +67,18 @@ class CandidateIds:
         self.index.remove(ids)
 
     def read(self, step: int) -> CandidateData:
-        """Return all candidates with their values and ages."""
+        """Return all candidates with their values and the steps of their last pushes."""
         ids, slots = self.index.entries()
         return CandidateData(ids, self._values(slots), self.index.recall(ids, step)[2])
 
     def write(self, candidates: CandidateData, step: int) -> None:
-        """Set these candidates; others stay. If they are more than the capacity, the latest are set."""
+        """Write these candidates; other candidates stay.
+
+        If there are more candidates than the capacity allows, those with the latest pushes are written.
+        """
         latest = np.argsort(-candidates.touched, kind="stable")[: self.capacity]
         ids, steps = candidates.ids[latest], candidates.touched[latest]
+        # The age of a row is relative to a step. With a step after every push, any candidate may be dropped.
         later = max(step, int(steps.max(initial=0))) + 1
         self._make_places(len(ids), later)
         slots = self.index.find_or_add(ids, steps)
@@ -106,10 +117,10 @@ class CandidateIds:
 
 
 class CandidateCounts(CandidateIds):
-    """Candidates of a CountFilterEntry: for each, how often it was pushed.
+    """Candidates of a CountFilterEntry (ids without a row), each with the number of its pushes so far.
 
     Args:
-        threshold: Number of pushes of an id until it gets its row, that push included.
+        threshold: Number of pushes at which an id gets its row.
         capacity: Largest number of candidates.
     """
 
@@ -118,14 +129,14 @@ class CandidateCounts(CandidateIds):
         self._needed = threshold
 
     def passing(self, ids: Ids) -> NDArray[np.bool_]:
-        """Return a mask of the ids that the next push would give a row. Changes nothing."""
+        """Return a mask of the ids that would get a row in the next push. Changes nothing."""
         enough: NDArray[np.bool_] = self.remembered(ids)["counts"] + 1 >= self._needed
         return enough
 
     def count(self, ids: Ids, step: int) -> None:
-        """Count a push of ids without a row, and drop candidates that have been pushed often enough.
+        """Count a push of ids without a row, and drop candidates that now get a row.
 
-        If a push has more new ids than fit, the last ones are not counted, as in `remember`.
+        If a push has more new ids than fit, the last ones are not counted.
         """
         if self.index.locate(ids)[1] and self._needed > 1:
             ids = np.ascontiguousarray(ids[self._make_places_for(ids, step)])

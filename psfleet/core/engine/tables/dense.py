@@ -1,7 +1,8 @@
-"""DenseTable: one server's part of a dense table, the weights of a range and their optimizer state.
+"""DenseTable: one server's part of a dense table. It stores a range of its weights and their optimizer state.
 
 A lock makes pulls, pushes and snapshots take turns. The values are in a DenseMemory (memory_kind.py), in host
-memory or on a GPU. A snapshot copies the arrays when they first change (row_snapshot.FrozenArrays).
+memory or on a GPU. A snapshot copies the arrays only before they change for the first time
+(row_snapshot.FrozenArrays).
 """
 
 import threading
@@ -21,16 +22,16 @@ Floats = NDArray[np.float32]
 
 
 class DenseTable:
-    """Part of a dense table on one server, updated by the table's rule. Thread-safe.
+    """Part of a dense table on one server, updated by the table's optimizer rule. Thread-safe.
 
     Attributes:
         spec: Definition of the table.
-        step: Number of updates that the table has had.
+        step: Number of updates of the table so far.
         count: Number of weights in this part.
-        device: Name of the memory that holds the part.
-        bytes: Bytes of weights and state in that memory.
-        changed: Callback that is called before each change.
-        device_bytes: The part of `bytes` that is in a device's memory.
+        device: Kind of memory that stores the part.
+        bytes: Bytes of weights and optimizer state.
+        changed: Callback before each change.
+        device_bytes: The part of `bytes` that is on a GPU.
     """
 
     def __init__(self, spec: TableSpec, value: Floats, device: Device = "cpu") -> None:
@@ -56,7 +57,7 @@ class DenseTable:
             self._memory.pull_into(out)
 
     def push(self, gradient: Floats, learning_rate: float) -> None:
-        """Update every weight.
+        """Apply the table's optimizer rule to every weight.
 
         Args:
             gradient: float32 [m], of any alignment.
@@ -70,17 +71,17 @@ class DenseTable:
             self._memory.push(gradient, scalars, self.step)
 
     def state(self) -> list[Floats]:
-        """Return copies of the weights and then of each state slot, float32 [m] each.
+        """Return copies of the weights and then of each optimizer state array, float32 [m] each.
 
-        A state value that a whole unit shares is repeated for each of its weights.
+        State that several weights share, such as one value per row, is repeated for each weight.
         """
         with self._lock:
             return [self._spread(plane) for plane in self._planes()]
 
     def part(self, start: int, end: int) -> tuple[int, Floats]:
-        """Return the number of updates, and values `start` to `end` - 1 of each array of `state`.
+        """Return the number of updates so far, and positions `start` to `end` - 1 of the weights and state.
 
-        The values are float32 [1 + slots, end - start], or fewer if the part ends before `end`.
+        The values are float32 [1 + state values, end - start]; fewer columns if the part ends before `end`.
         """
         with self._lock:
             return self.step, np.stack(
@@ -93,9 +94,17 @@ class DenseTable:
             )
 
     def restore(self, step: int, values: Sequence[Floats], start: int = 0) -> None:
-        """Set the step, and the weights and state from arrays of `state`, or of `part` from `start` on.
+        """Restore weights and optimizer state, and set the number of updates.
 
-        Only tables whose rule updates each weight by itself can be set in parts.
+        Tables with state that several weights share cannot be restored in parts.
+
+        Args:
+            step: Number of updates.
+            values: Arrays as returned by `state`, or the rows of the array returned by `part`.
+            start: Position of the first value.
+
+        Raises:
+            ShapeError: The arrays do not fit.
         """
         self.check_part(start, [len(value) for value in values])
         with self._lock:
@@ -108,7 +117,7 @@ class DenseTable:
                     self._memory.write(plane, 0, value[:: self._width or 1])
 
     def check_part(self, start: int, lengths: Sequence[int]) -> None:
-        """Refuse arrays of these lengths if `restore` cannot set them from `start` on."""
+        """Raise ShapeError if `restore` cannot write arrays of these lengths from position `start` on."""
         count = lengths[0] if lengths else -1
         whole = (start, count) == (0, self.count)
         in_parts = all(length == self.count for length in self._memory.lengths)
@@ -120,7 +129,7 @@ class DenseTable:
             )
 
     def freeze(self) -> FrozenDenseTable:
-        """Return an image of the part as it is now, to be read while training goes on (row_snapshot.py)."""
+        """Return an image of the part as it is now. It can be read while training goes on."""
         with self._lock:
             arrays, step = FrozenArrays(self._planes, self._lock), self.step
             self._views.append(arrays)
@@ -134,13 +143,13 @@ class DenseTable:
             self._views.remove(view)
 
     def _keep(self) -> None:
-        """Tell followers and images that the part is about to change."""
+        """Notify followers and images of snapshots before the part changes."""
         self.changed()
         for view in self._views:
             view.keep()
 
     def _planes(self) -> list[Floats]:
-        """Return copies of the planes as the memory holds them."""
+        """Return copies of the arrays as they are stored: weights, then optimizer state."""
         return [self._memory.read(plane) for plane in range(len(self._memory.lengths))]
 
     def _spread(self, plane: Floats) -> Floats:

@@ -1,13 +1,13 @@
-"""Rows on disk: DiskArena maps an unnamed file, and MappedRowMemory keeps a whole table in one.
+"""Rows on disk: DiskArena maps an unnamed file, and MappedRowMemory stores a whole table in one.
 
 The files have no name, so Linux deletes them when the process ends, even if it is killed. DiskRowMemory
-(disk_rows.py) uses an arena whose first part is memory and moves rows between the parts; MappedRowMemory is
-for rules that update every row at each step, where moving single rows gains nothing.
+(disk_rows.py) uses an arena whose first bytes are memory, and moves rows between memory and file.
+MappedRowMemory is for rules that update every row at each step: moving single rows would gain nothing there.
 
     address   |  memory (near bytes)  |  file, mapped: made bytes exist, the rest may not be touched  |
 
-If a mapped page cannot be read, Linux raises SIGBUS. Its rows are lost then, so the signal handler ends the
-process, and a restart restores the rows from the log or a snapshot (`end_for`).
+If a mapped page cannot be read, Linux sends SIGBUS. The rows of that page are lost, so the signal handler
+ends the process (`end_for`), and a restart restores the rows from the log or a snapshot.
 """
 
 import ctypes
@@ -39,9 +39,9 @@ _log = log_of(__name__)
 
 PAGE = 4096
 LEAST = 4 << 20
-"""Bytes of rows that each table on disk may keep in memory, even if memory is short."""
+"""Bytes of rows that each table on disk may always hold in memory, even if memory is short."""
 _LEAST_GROWTH = 1 << 20  # a file grows by at least 1 MiB
-_PART = 16  # a file grows by 1/16 beyond what is needed, to grow seldom
+_PART = 16  # a file grows by 1/16 more than is needed, so that it grows seldom
 _MAP_FIXED = 0x10
 _DONTNEED = 4  # MADV_DONTNEED
 _WRITTEN = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER
@@ -62,7 +62,7 @@ def _end_at_fault(number: int) -> None:
 
 
 def end_for(why: str) -> NoReturn:
-    """Log the reason and end the process: rows are lost that only the log or a snapshot can restore."""
+    """Log the reason and end the process: it has lost rows that only the log or a snapshot can restore."""
     text = f"{why}; start again from the log or a snapshot"
     _log.critical(text)
     os.write(2, f"{text}\n".encode())
@@ -75,9 +75,9 @@ _fault = ctypes.CFUNCTYPE(None, ctypes.c_int)(_end_at_fault)
 
 
 class DiskArena(Arena):
-    """An address range whose first `near` bytes are memory, and whose remaining bytes map an unnamed file.
+    """Address range whose first `near` bytes are memory, and whose remaining bytes map an unnamed file.
 
-    Only the part of the file that `grow` has allocated may be touched.
+    Only the part of the file that `grow` has allocated may be accessed.
 
     Args:
         size: Bytes of the range, memory and file together.
@@ -124,15 +124,15 @@ class DiskArena(Arena):
     def grow(self, end: int) -> None:
         """Allocate at least the first `end` bytes of the file on the disk.
 
-        Allocation instead of a sparse file, so that a full disk refuses a push here; later, a write through
-        the map would end the process.
+        The bytes are really allocated, not left as holes of a sparse file. So a full disk refuses a push
+        here, instead of ending the process later, when a write through the map fails.
 
         Raises:
-            UsageError: The disk has no room; nothing was changed.
+            UsageError: The disk is full; nothing was changed.
         """
         if end <= self.made:
             return
-        # Try with reserve first, then with no more than is needed.
+        # Try to allocate some bytes in reserve first, then only the bytes that are needed.
         for size in (self.size_when_grown(end), -(-end // PAGE) * PAGE):
             try:
                 os.posix_fallocate(self._file, self.made, size - self.made)
@@ -148,19 +148,20 @@ class DiskArena(Arena):
         )
 
     def size_when_grown(self, end: int) -> int:
-        """Return the file's size after growth to `end` bytes: up to 1/16 and 64 MiB more, in whole pages."""
+        """Return the file's size after growth to `end` bytes: whole pages, and up to 64 MiB in reserve."""
         ahead = min(max(end // _PART, _LEAST_GROWTH), AHEAD, self.size - self._near - end)
         return -(-(end + ahead) // PAGE) * PAGE
 
     def transfer(self, writes: bool, offsets: Ids, places: Ids, sizes: Ids | None = None) -> bool:
-        """Read ranges of the file into memory, or write them from memory, many requests at a time.
+        """Read ranges of the file into memory, or write them from memory. Requests run many at a time.
 
         Args:
             writes: True to write, False to read.
             offsets: Offset of each range in the file: int64 [n].
             places: Address of each range in memory: int64 [n].
-            sizes: Bytes of each range: whole pages, at offsets and addresses that are multiples of a page.
-                None for single rows, which may be anywhere; they are read through page buffers.
+            sizes: Bytes of each range: whole pages. Offsets and addresses are then multiples of the page
+                size. None for ranges of one row each at any offset and address; these are read through page
+                buffers.
 
         Returns:
             True if all requests succeeded.
@@ -179,8 +180,8 @@ class DiskArena(Arena):
     def _set_up_requests(self) -> None:
         """Allocate buffers and set up asynchronous I/O (io_setup).
 
-        If Linux refuses, because too many requests are reserved in the system, `transfer` makes its requests
-        one by one.
+        If Linux refuses, because the system has too many requests reserved, `transfer` makes its requests one
+        by one.
         """
         kernels = self._kernels
         words = kernels.AT_ONCE * (kernels.REQUEST + kernels.EVENT + 16)
@@ -195,23 +196,23 @@ class DiskArena(Arena):
                 weakref.finalize(self, _libc.syscall, end, ctypes.c_long(self._context.value))
 
     def drop(self) -> bool:
-        """Write the pages that were changed through the map, and keep no page of the file in memory.
+        """Write the pages that were changed through the map, and remove all pages of the file from memory.
 
         Returns:
             True if the pages were written.
         """
-        # In this order: written first, then unmapped, since Linux drops only clean, unmapped pages.
+        # The order matters: write, then unmap, because Linux drops only clean, unmapped pages.
         success: bool = _libc.sync_file_range(self._file, 0, self.made, _WRITTEN) == 0
         self.unmap()
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
         return success
 
     def unmap(self) -> None:
-        """Unmap the pages that were read or changed through the map. Changed ones are written later."""
+        """Remove the pages of the file from this process's page table. Linux writes changed pages later."""
         _libc.madvise(self.address + self._near, self.made, _DONTNEED)
 
     def release_behind(self, end: int) -> None:
-        """Give back the memory behind the first `end` bytes, in whole huge pages."""
+        """Release the memory after the first `end` bytes, in whole huge pages."""
         start = -(-end // (1 << 21)) * (1 << 21)
         if start < self._near:
             _libc.madvise(self.address + start, self._near - start, _DONTNEED)
@@ -222,14 +223,14 @@ class DiskArena(Arena):
         return min(super().bytes_of(end), LEAST)
 
     def near_bytes_of(self, end: int) -> int:
-        """Return the bytes of memory that the first `end` bytes take, without the cap of `bytes_of`."""
+        """Return the memory that the first `end` bytes take, without the upper limit of `bytes_of`."""
         return super().bytes_of(end)
 
 
 class MappedRowMemory(HostRowMemory):
-    """Rows on disk of a table whose every update changes all rows; kernels use them through the map.
+    """Rows on disk for a table whose rule changes all rows in each update. Kernels use them through the map.
 
-    The arguments are those of DiskRowMemory.
+    DiskRowMemory explains the arguments.
     """
 
     def __init__(
@@ -254,7 +255,7 @@ class MappedRowMemory(HostRowMemory):
         return super().has_lines(count) and self._size(count) <= self._disk.made
 
     def _size(self, new_rows: int) -> int:
-        """Return the bytes of all rows after `new_rows` new ones, which take the free slots first."""
+        """Return the bytes of all rows after adding `new_rows` rows, which use the free slots first."""
         return (self.next_slot + max(new_rows - self.free, 0)) * self._width * 4
 
     @override
@@ -272,5 +273,5 @@ class MappedRowMemory(HostRowMemory):
 
 
 def block_rows(row: int) -> int:
-    """Return the smallest number of rows of `row` bytes that together fill whole pages."""
+    """Return the smallest number of rows that fills whole pages, for rows of `row` bytes."""
     return PAGE // math.gcd(row, PAGE)

@@ -1,15 +1,18 @@
-"""DiskRowMemory: a sparse table larger than memory. Rows in use are in memory, the rest in a file.
+"""DiskRowMemory: stores a sparse table larger than memory.
 
-One address range holds all rows. Its first slots are memory, the slots behind them a map of a file:
+Rows in use are in memory, the other rows in a file.
+
+One address range holds all rows. A *slot* is the position of a row in it. The first slots are memory; the
+slots behind them are a memory-mapped file:
 
     slot   0          NEXT_SLOT      _far                                _far + len(_there)
            | rows in use | reserved  | block 0 | block 1 | block 2 | ...  |
            <------ memory ----------><------- file, mapped --------------->
 
-So kernels, snapshots and scores find every row by its slot, wherever it is, and only speed depends on it.
-This module moves rows. Before a call, the rows that it names are read into memory (`near`); if memory is
-short, rows that have not been used lately (CLOCK) are written to free blocks of the file, many at a time.
-A block is a number of rows that fills whole pages.
+So kernels, snapshots and scores can read every row by its slot, in memory or in the file; only the speed
+differs. This module moves rows. Before a call, the rows that it needs are read into memory (`near`). If
+memory is short, rows that have not been used recently (CLOCK algorithm) are written to free blocks of the
+file, many at a time. A block is a number of rows that fills whole pages.
 
 The file is a cache without a name: it disappears with the process, and only a snapshot or the log restores
 its rows. An I/O error therefore ends the process (`end_for`). All methods run under the lock of the table.
@@ -50,24 +53,25 @@ from psfleet.core.engine.tables.row_update import HostRowUpdate, RowValues
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-_BESIDE = 9  # bytes beside each row in memory: 8 of its id, 1 of its use count
-_PART = 16  # 1/16 of the places in memory is kept free for the rows that the next call brings in
+_BESIDE = 9  # further bytes for each row in memory: 8 for its id, 1 for its use count
+_PART = 16  # 1/16 of the slots in memory is kept free for the rows of the next call
 _AT_ONCE = 4096  # rows that are written to the file together
 _SPARE = 4  # free blocks that are kept back, since compaction writes before it frees
 _WINDOW = 1 << 14  # blocks that compaction compares to find the emptiest
 
 
 class DiskRowMemory(HostRowMemory):
-    """Rows in memory and in a file. The index of all rows is in memory.
+    """Rows of a sparse table in memory and in a file. The index of all rows is in memory.
 
-    A block of the file is always written whole. When one of its rows moves to memory, it leaves a gap, and
-    the block is reused only when it is empty. So no row is ever overwritten in place, and a read of the file
-    never returns stale data.
+    A block of the file is always written whole. When one of its rows moves to memory, the block has a gap,
+    and it is written again only when all its rows are gone. So no row is ever overwritten in place, and a
+    read of the file never returns old data.
 
     Args:
         spec: Definition of the table.
         max_rows: Largest number of rows in memory and file together.
-        host: Host memory of all tables. Rows get what the other tables leave of it, but at least LEAST.
+        host: Host memory of all tables. The rows may use what other tables leave free, and at least LEAST
+            bytes.
         own: Budget of the rows of all tables on disk; it names the folder of the files.
     """
 
@@ -80,7 +84,7 @@ class DiskRowMemory(HostRowMemory):
         self._row, self._block = width * 4, block_rows(width * 4)
         self._default = available_memory() // 2
         # First slot in the file. Memory has 4 Mi slots beyond what the limit allows: the rows of one call
-        # come into memory before other rows have left. Multiples of 1024 slots fill whole pages.
+        # are read into memory before other rows leave it. Multiples of 1024 slots fill whole pages.
         slots = (host.limit or self._default) // (self._row + _BESIDE) + (1 << 22)
         self._far = min(-(-slots // 1024) * 1024, 1 << 31)
         # A slot number has 32 bits, and the file has 3 slots for 2 rows (see _blocks).
@@ -109,7 +113,7 @@ class DiskRowMemory(HostRowMemory):
 
     @override
     def _most_rows(self, row: int) -> int:
-        return 1 << 40  # the address space decides, and then the disk
+        return 1 << 40  # no limit here: address space and disk have their own
 
     @override
     def _most(self, rows: int) -> list[int]:
@@ -117,10 +121,10 @@ class DiskRowMemory(HostRowMemory):
         return [(self._far + self._blocks(rows) * self._block) * self._row, *sizes[1:]]
 
     def _blocks(self, rows: int) -> int:
-        """Return the number of blocks for this many rows.
+        """Return the number of blocks in the file for this many rows.
 
-        There is room for half as many rows again, so that some blocks are nearly empty and compaction finds
-        something to gain.
+        There is space for half as many rows again, so that some blocks are nearly empty and compaction can
+        free them by moving few rows.
         """
         return -(-rows * 3 // (2 * self._block)) + 4 * _SPARE
 
@@ -131,7 +135,7 @@ class DiskRowMemory(HostRowMemory):
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of memory of the rows that are in memory, with their ids and use counts."""
+        """Bytes of memory taken by the rows that are in memory, with their ids and use counts."""
         return self._disk.near_bytes_of(self._used()[0]) + int(self._words[NEXT_SLOT]) * _BESIDE
 
     @property
@@ -158,8 +162,8 @@ class DiskRowMemory(HostRowMemory):
 
     @override
     def most_bytes_with(self, more: int) -> int:
-        # `_there` has a byte for each slot of the file, and `_held` 8 for each block. Where a row fills whole
-        # pages it is a block by itself, so that these are 1.5 * 9 bytes a row.
+        # `_there` has a byte for each slot of the file, and `_held` 8 for each block. If a row fills whole
+        # pages, each row has its own block, and the two arrays take 1.5 * 9 bytes per row.
         blocks, size = self._blocks(len(self) + more), self._block * self._row
         if blocks <= len(self._held):
             blocks = len(self._held)
@@ -214,12 +218,12 @@ class DiskRowMemory(HostRowMemory):
         self._own.charge(self._table, self.resident_bytes)
 
     def near(self, ids: Ids) -> Iterator[slice]:
-        """Yield slices of these ids. The rows of a slice stay in memory until the next slice is requested.
+        """Yield slices of these ids, whose rows are in memory until the caller requests the next slice.
 
-        The caller works on each slice, perhaps adding rows for unknown ids, before it requests the next one.
+        The caller processes each slice, perhaps adding rows for new ids, before it requests the next slice.
         """
-        # A slice takes at most a quarter of the places in memory, so that its rows never displace each other:
-        # rows go only in `_make_room`, before the rows of the slice are read.
+        # A slice takes at most a quarter of the slots in memory, so that its rows cannot displace each other:
+        # rows leave memory only in `_make_room`, before the rows of the slice are read.
         slice_rows = max(self._limit // 4, 256)
         for start in range(0, len(ids), slice_rows):
             part = ids[start : start + slice_rows]
@@ -238,7 +242,7 @@ class DiskRowMemory(HostRowMemory):
                 self._note_new_rows(part)
 
     def _note_new_rows(self, ids: Ids) -> None:
-        """Note the ids of the rows that a call has just added to memory."""
+        """Record the ids of the rows that a call has just added in memory."""
         slots = self.locate(ids)[0]
         self._ids[slots] = ids
         self._uses[slots] = np.maximum(self._uses[slots], self._moves.IDLE)
@@ -264,7 +268,8 @@ class DiskRowMemory(HostRowMemory):
         """Add `change` to the number of rows in the file."""
         self._in_file += change
         self._traffic.disk_bytes = self._in_file * self._row
-        # The index may have as many chunks as all rows allow, not only those in memory.
+        # The index may have as many chunks (of 256 index lines) as all rows allow, not only
+        # those in memory.
         self._d[EARLY_CHUNKS] = self._early + self._in_file // FEWEST_ROWS
 
     def _make_room(self) -> None:
@@ -288,7 +293,7 @@ class DiskRowMemory(HostRowMemory):
             self._shrink()
 
     def _move_to_file(self, slots: Ids) -> int:
-        """Move the rows of these slots in memory to the file; return their number."""
+        """Move the rows at these positions in memory to the file; return their number."""
         # A removed row leaves its id and uses behind. The index says whether the slot still has a row.
         ids = self._ids[slots]
         has_row = self.locate(ids)[0] == slots
@@ -299,9 +304,10 @@ class DiskRowMemory(HostRowMemory):
         return len(ids)
 
     def _shrink(self) -> None:
-        """Give back memory after the limit has fallen.
+        """Release memory after the limit has fallen.
 
-        Rows behind the limit go to the file, even those in use, so that the end of the range is unused.
+        Rows in slots behind the limit move to the file, even those in use, so that the end of the memory is
+        unused.
         """
         first, end = max(self._limit, 2), int(self._words[NEXT_SLOT])
         for start in range(first, end, _AT_ONCE):
@@ -311,15 +317,16 @@ class DiskRowMemory(HostRowMemory):
         self._disk.release_behind(first * self._row)
 
     def _write(self, blocks: Ids, ids: Ids, rows: Floats) -> None:
-        """Write these rows to free blocks, and have their ids point there.
+        """Write these rows to free blocks of the file, and let the index entries of their ids point there.
 
         Args:
-            blocks: Free blocks, ascending; the last one may remain partly empty.
-            ids: Ids of the rows, which are in memory or in other blocks.
+            blocks: Free blocks, ascending. The last one may remain partly empty.
+            ids: Ids of the rows, which are in memory or in other blocks now.
             rows: Content of the rows: float32 [n, width].
         """
-        # The order counts: views copy the rows first, the file has them next, and only then the index points
-        # to the file and `settle` frees the old slots (whose first word becomes a link of the free list).
+        # The order matters: images in progress copy the rows first, then the rows are written to the file,
+        # and only then does the index point to the file. `settle` frees the old slots and overwrites their
+        # first word, which becomes a link of the free list.
         for view in self.views:
             view.keep(ids)
         size = self._block * self._row
@@ -337,7 +344,7 @@ class DiskRowMemory(HostRowMemory):
         self._traffic.written += len(ids)
 
     def _slots(self, blocks: Ids) -> Ids:
-        """Return the slots of these blocks, counted from the first slot of the file."""
+        """Return the row positions (slots) in these blocks, counted from the start of the file."""
         return (blocks[:, None] * self._block + np.arange(self._block)).reshape(-1)
 
     def _free_blocks(self, count: int) -> Ids:
@@ -349,11 +356,11 @@ class DiskRowMemory(HostRowMemory):
             self._compact(free)
 
     def _compact(self, free: Ids) -> None:
-        """Move the rows of nearly empty blocks to fewer blocks, or go on to the next window.
+        """Move the rows of nearly empty blocks to fewer blocks, or go on to the next group of blocks.
 
-        Sort the blocks of the window by their number of rows. The first k of them fit into c(k) blocks, so
-        that moving them frees k - c(k) blocks. Choose the k that frees most while c(k) free blocks exist; at
-        most 1 MiB is moved at a time, or 16 blocks if these are larger.
+        Sort the next 16,384 blocks (`_WINDOW`) by their number of rows. The first k of them fit into c(k)
+        blocks, so that moving them frees k - c(k) blocks. Choose the k that frees most while c(k) free blocks
+        exist. At most 1 MiB is moved at a time, or 16 blocks if these are larger.
         """
         size = self._block * self._row
         window = np.arange(self._hand, self._hand + min(_WINDOW, len(self._held)))
@@ -383,7 +390,7 @@ class DiskRowMemory(HostRowMemory):
             )
 
     def drop(self) -> None:
-        """Drop the pages of the file that kernels have read or changed through the map."""
+        """Write the file's pages that kernels have changed, and remove the file's pages from memory."""
         self._check_transfer(self._disk.drop())
 
     @override
@@ -397,9 +404,9 @@ class DiskRowMemory(HostRowMemory):
         slots = self.locate(ids)[0]
         in_file = slots >= self._far
         file_slots = np.unique(slots[in_file]) - self._far
-        # The kernel links each freed slot into the free list by the first word of its row. Slots of the file
-        # are not in that list. With a stride of 0 their links go to row 0, which no id has: the file is not
-        # touched. Afterwards the old head of the list is put back.
+        # The kernel links each freed slot into the free list by the first word of its row, but slots of the
+        # file do not belong in that list. With a stride of 0 all these links are written to row 0, which no
+        # id has, so the file is not touched. Afterwards the old head of the list is restored.
         free, self._d[STRIDE] = self._words[FREE_ROW], 0
         count = super().remove(ids[in_file])
         self._d[[FREE_ROW, STRIDE]] = free, self._row
@@ -427,10 +434,11 @@ class DiskRowMemory(HostRowMemory):
 
     @override
     def listed(self, first: int, last: int, step: int) -> Listed:
-        """Return rows in memory by segment, and rows in the file by equal parts in the order of the file.
+        """Return the rows of some segments that are in memory, and a part of the rows in the file.
 
-        Rows may move between memory and file during the scan, so a row can appear twice or not at all. That
-        is safe: a row is copied for the snapshot before it moves.
+        Rows in the file are not listed by segment: each call lists an equal part of the file, in the file's
+        order. Rows may move between memory and file between two calls, so a row can be listed twice or not at
+        all. That is safe: an image copies a row before it moves.
         """
         ids, slots, steps = super().listed(first, last, step)
         near = slots < self._far
@@ -452,7 +460,8 @@ class DiskRowMemory(HostRowMemory):
         rows[near] = super().gather(slots[near])
         file_positions = slots[in_file] - self._far
         first, end = int(file_positions.min()), int(file_positions.max()) + 1
-        # If at least half of the range is wanted, as in a snapshot's scan, read it as one.
+        # If at least half of the range is needed, as when a snapshot scans the table, read the whole range at
+        # once.
         if end - first <= 2 * len(file_positions):
             start = first * self._row // PAGE * PAGE
             size = -(-(end * self._row - start) // PAGE) * PAGE
@@ -479,7 +488,10 @@ def _whole_pages(size: int) -> NDArray[np.uint8]:
 
 
 class DiskScores(HostScores):
-    """Scores of rows on disk. Ranking reads all rows through the map, and drops the pages afterwards."""
+    """Scores of rows on disk.
+
+    Ranking reads all rows through the map, and removes the file's pages from memory after.
+    """
 
     _index: DiskRowMemory
 
@@ -498,7 +510,7 @@ class DiskScores(HostScores):
 
 
 class DiskRowUpdate(HostRowUpdate):
-    """Pulls and pushes of a table on disk: like in host memory, one slice of `near` at a time."""
+    """Pulls and pushes of a table on disk: as in host memory, one slice of `DiskRowMemory.near` at a time."""
 
     _index: DiskRowMemory
 

@@ -1,7 +1,7 @@
-"""Order of evictions from a full table: rows pushed the longest time ago first, or rows of the lowest score.
+"""Order in which a full table evicts rows: by age (longest time since the last push) or by lowest score.
 
-A table with a CapacityEntry asks its ranking before a push adds rows (admission.py). `shrink` asks the
-ranking by score for the rows below a threshold.
+Before a push adds rows to a table with a CapacityEntry, admission.py uses the table's ranking to choose rows
+to evict. `shrink` uses the ranking by score to find the rows below a threshold.
 """
 
 from typing import Protocol
@@ -22,7 +22,8 @@ _NO_KEY = 2**64 - 1
 def rows_to_evict(rows: int, more: int, capacity: int) -> int:
     """Return the number of rows to evict so that `more` new rows fit, or 0 if they fit already.
 
-    It is at least 1/16 of the capacity, because each eviction scans the whole table.
+    If rows have to be evicted, the number is at least 1/16 of the capacity: each eviction scans the whole
+    table, so it is worth evicting many rows at a time.
     """
     short = rows + more - capacity
     return max(short, capacity // _PART) if short > 0 else 0
@@ -31,26 +32,32 @@ def rows_to_evict(rows: int, more: int, capacity: int) -> int:
 class EvictionRanking(Protocol):
     """Order in which rows of one table are evicted. Not thread-safe.
 
-    The `step` of each method is that of the table's last update, or of the update in progress.
+    In each method, `step` is the number of the table's last update, or of the update in progress.
     """
 
     def first(self, step: int, count: int, least: int) -> Ids:
-        """Return the `count` ids to evict first, among rows at least `least` updates old."""
+        """Return the ids of the `count` rows to evict first.
+
+        Args:
+            step: Present step of the table.
+            count: Number of rows. Fewer are returned if fewer are old enough.
+            least: Smallest age of a row that may be evicted: the number of updates since its last push.
+        """
 
     def count_update(self, ids: Ids, step: int) -> None:
-        """Record that the update of this step names these ids; ids without a row are ignored."""
+        """Record that the update `step` includes these ids. Ids without a row are ignored."""
 
 
 def eviction_ranking(spec: TableSpec, index: RowMemory, place: int) -> EvictionRanking:
-    """Return the ranking that the table's eviction policy asks for.
+    """Return the ranking that the table's eviction policy needs.
 
     Args:
         spec: Definition of the table.
-        index: Index of the rows.
-        place: Offset of the scores within a stored row.
+        index: Storage of the table's rows.
+        place: Position of the row's score values (frequency, or shows and clicks) within a stored row.
 
     Raises:
-        RuleError: The compiler does not take the policy's score function.
+        RuleError: The policy's score function cannot be compiled.
     """
     if spec.policy.score() is None:
         return AgeRanking(index)
@@ -72,10 +79,11 @@ class AgeRanking:
 
 
 class ScoreRanking:
-    """Ranking by score: rows with the lowest score go first, then older rows, then smaller hashes of the id.
+    """Ranking by score: rows with the lowest score are evicted first; of equal scores, older rows first.
 
-    `first` scans all rows twice. The first scan finds the key of the last row to evict, the second lists the
-    rows up to that key. The keys of the first scan take 8 bytes per row.
+    Rows with the same score and age are ordered by a hash of their id. `first` scans all rows twice. The
+    first scan computes a sort key for each row (8 bytes per row) and finds the key of the last row to evict;
+    the second scan lists the ids of the rows up to that key.
     """
 
     def __init__(self, scores: HostScores) -> None:
@@ -86,7 +94,7 @@ class ScoreRanking:
             return np.zeros(0, np.int64)
         keys = self._scores.keys(step, least, _NO_KEY)
         edge = _NO_KEY
-        if len(keys) > count:  # only now is the key of the last row to evict needed
+        if len(keys) > count:  # else all of them are evicted
             keys.partition(count - 1)
             edge = int(keys[count - 1])
         ids, keys = self._listed(step, least, edge, keys)
@@ -97,7 +105,7 @@ class ScoreRanking:
         return np.append(sooner, level[np.argpartition(hash_ids(level), remaining - 1)[:remaining]])
 
     def below(self, threshold: float, step: int) -> Ids:
-        """Return the ids of the rows whose score is below the threshold."""
+        """Return the ids of all rows whose score is below the threshold."""
         max_key = max((_ordered(threshold) << 32) - 1, 0)
         return self._listed(step, 0, max_key, self._scores.keys(step, 0, max_key))[0]
 
@@ -105,15 +113,24 @@ class ScoreRanking:
         self._scores.use(ids, step)
 
     def _listed(self, step: int, min_age: int, max_key: int, keys: Keys) -> tuple[Ids, Keys]:
-        """Return ids and keys of the rows with keys up to `max_key`; `keys` contains these keys."""
+        """Return ids and eviction keys of the rows whose key is at most `max_key`.
+
+        The key of a row orders rows by score, then age; rows with low keys are evicted first.
+
+        Args:
+            step: Present step of the table.
+            min_age: Smallest age of a row, in updates since its last push.
+            max_key: Largest key.
+            keys: Keys of all rows, used only to count how many rows the result has.
+        """
         count = int(np.count_nonzero(keys <= np.uint64(max_key)))
         return self._scores.listed(step, min_age, max_key, count)
 
 
 def _ordered(score: float) -> int:
-    """Map a float32 to a uint32 of the same order, as the kernels do.
+    """Map a float32 score to a uint32 of the same order, as the kernels do: compare one to compare the other.
 
-    Flips the sign bit, or all bits if the score is negative.
+    It flips the sign bit, or all bits if the score is negative.
     """
     bits = int((np.array([score], np.float32) + np.float32(0)).view(np.uint32)[0])
     return bits ^ (0xFFFFFFFF if bits >> 31 else 0x80000000)

@@ -1,7 +1,7 @@
 """HostRowMemory: the rows of a sparse table in host memory, found by id through a hash index.
 
-A table is four or five reserved address ranges (arenas) and one array of int64, the *descriptor*. Kernels get
-the address of the descriptor alone, and read the addresses of the arenas from it:
+The data of a table are four or five reserved address ranges (arenas) and one array of int64, the
+*descriptor*. Kernels get the address of the descriptor alone, and read the addresses of the arenas from it:
 
     descriptor --> ROWS       slot 0 is unused | slot 1 | slot 2 | ...      width * 4 bytes each
                --> LINES      index: 64 bytes for four entries (hash, slot, stamp), 256 lines a chunk
@@ -9,9 +9,10 @@ the address of the descriptor alone, and read the addresses of the arenas from i
                --> DIRECTORY  chunk number for each part of all hashes
                --> MARKS      int64 for each slot, only if the rule also updates rows that no push names
 
-kernels/hash_index.py explains the index. Open this module to see how much memory a table reserves and how
-much it is charged for. Calls are not thread-safe: the table holds its lock during each call. HostScores ranks
-the rows by the table's eviction policy.
+A *slot* is the position of a row, and a *stamp* the step of its last push. kernels/hash_index.py explains the
+index. Open this module to see how much memory a table reserves and how many bytes it is charged for. Calls
+are not thread-safe: the table holds its lock during each call. HostScores ranks the rows by the table's
+eviction policy.
 """
 
 import mmap
@@ -67,9 +68,9 @@ _SPACE = 1 << 47  # bytes of address space of a process
 _SHARE = 64  # the first table reserves at most 1/64 of that, later tables less (see _share)
 _CHUNK_BYTES = CHUNK_LINES * 64
 # Index lines reserved for each row. Random ids take half a line; the rest is address space for ids whose
-# hashes are alike, and costs no memory until it is used.
+# hashes are similar, and takes no memory until it is used.
 _LINES = 8
-_EARLY_CHUNKS = 64  # more than a directory of 31 bits has levels
+_EARLY_CHUNKS = 64  # more than the number of levels of a directory of 31 bits
 _EARLY_PARTS = 3 << 19  # as many as 2**28 rows have
 
 
@@ -84,14 +85,14 @@ class HostRowMemory(RowStore):
     def __init__(
         self, width: int, max_rows: int, marks: bool, removes: bool = True, only_read: bool = False
     ) -> None:
-        """Reserve address space for `max_rows` rows, or for fewer if too little is left.
+        """Reserve address space for `max_rows` rows, or for fewer rows if too little is left.
 
         Args:
-            width: float32 values of a stored row, optimizer state included.
+            width: Number of float32 values in a stored row, including optimizer state.
             max_rows: Largest number of rows.
-            marks: Reserve an int64 per row as well.
-            removes: Load the removal kernels now instead of at the first removal. With an empty kernel
-                cache they take a quarter of all compile time.
+            marks: Reserve an int64 per row as well, for rules that update every row in each step.
+            removes: Load the removal kernels now instead of at the first removal. With an empty kernel cache
+                they take a quarter of all compile time.
             only_read: Rows are written once and then only read, so the index may be filled more densely.
 
         Raises:
@@ -109,8 +110,8 @@ class HostRowMemory(RowStore):
         self._scratch = np.empty(_CHUNK_BYTES, np.uint8)
         self._d = np.zeros(DESCRIPTOR_SIZE, np.int64)
         self._words = self._d.data  # a memoryview: reads a Python int three times as fast as NumPy
-        # Slots, chunks and shift at the last call of `expect`, and its `more`: the next call has nothing to
-        # do while these are the same.
+        # Slots, chunks and shift at the last call of `expect`, and its `more`. While these are the same, the
+        # next call of `expect` has nothing to do.
         self._seen, self._expected = (0, 0, 0), 0
         fields = [ROWS, LINES, RECORDS, DIRECTORY, MARKS][: len(self._arenas)]
         self._d[fields] = [arena.address for arena in self._arenas]
@@ -125,7 +126,7 @@ class HostRowMemory(RowStore):
         self._kernels.make(self.address)
 
     def _rows_arena(self, size: int) -> Arena:
-        """Make the arena for rows and their state; tables on disk override this."""
+        """Make the arena for rows and their optimizer state. Tables on disk override this."""
         return Arena(size)
 
     def _most_rows(self, row: int) -> int:
@@ -163,8 +164,8 @@ class HostRowMemory(RowStore):
 
     @override
     def has_lines(self, count: int) -> bool:
-        # Worst case: every chunk is enlarged once (which leaves its old lines behind, hence 3 times), and the
-        # chunks that the new ids land in once more.
+        # Worst case: every chunk is enlarged once, which leaves its old lines unused (hence 3 times), and the
+        # chunks of the new ids once more.
         rows = self._words[NEXT_SLOT] + count
         max_chunks = rows // FEWEST_ROWS + 1 + self._words[EARLY_CHUNKS]
         lines = max(self._words[CHUNKS], max_chunks) * CHUNK_LINES
@@ -180,7 +181,7 @@ class HostRowMemory(RowStore):
         return sum(arena.bytes_of(size) for arena, size in sizes)
 
     def _used(self, new_slots: int = 0) -> list[int]:
-        """Return the bytes in use in each arena, or an upper bound for `more` slots than now."""
+        """Return the bytes in use in each address range, or a bound after `new_slots` rows are added."""
         slots, chunks, parts = self._words[NEXT_SLOT], self._words[CHUNKS], self._parts
         if new_slots:
             total = slots + new_slots
@@ -194,17 +195,17 @@ class HostRowMemory(RowStore):
         return FIRST_CHUNKS << (FIRST_LEVEL - int(self._words[SHIFT]))
 
     def _most(self, rows: int) -> list[int]:
-        """Return each arena's bytes for this many rows, even if all their hashes are alike."""
+        """Return the bytes of each address range for this many rows, even if all hashes are similar."""
         chunks = rows * _LINES // CHUNK_LINES + 16
         return self._sizes(rows + 1, chunks, LARGEST_DIRECTORY * chunks)
 
     def _sizes(self, slots: int, chunks: int, parts: int) -> list[int]:
-        """Return the bytes of each arena, in the order ROWS, LINES, RECORDS, DIRECTORY, MARKS."""
+        """Return the bytes of each address range, in the order ROWS, LINES, RECORDS, DIRECTORY, MARKS."""
         sizes = [slots * self._width * 4, chunks * _CHUNK_BYTES, chunks * RECORD_SIZE, parts * 4]
         return [*sizes, slots * 8] if self._marks else sizes
 
     def expect(self, more: int) -> None:
-        """Switch arenas to huge pages if `more` new ids would fill them far enough.
+        """Use huge pages for those arrays that need more than one huge page after `more` new ids.
 
         Call it before each push. It costs next to nothing while the table has not grown.
         """
@@ -258,9 +259,15 @@ class HostRowMemory(RowStore):
         return int(self._removal.forget(self.address, address_of(ids), len(ids)))
 
     def count(self, ids: Ids, step: int, threshold: int) -> None:
-        """Add 1 to the counter of each id, and remove ids that reach `threshold`.
+        """Add 1 to the counter of each id, and remove ids whose counter reaches `threshold`.
 
-        Only for a memory whose rows are one uint32, the counter (see CandidateCounts). A new id starts at 0.
+        Only for a memory whose rows are one uint32, the counter (CandidateCounts uses it). A new id starts at
+        0.
+
+        Args:
+            ids: int64 [n], without repeats.
+            step: Step to record as the last push of each id.
+            threshold: Count at which an id is removed.
         """
         self.expect(len(ids))
         outcomes = np.empty(len(ids), np.int64)
@@ -305,10 +312,14 @@ class HostRowMemory(RowStore):
         return ids, slots, steps
 
     def scores(self, spec: TableSpec, place: int) -> "HostScores":
-        """Return the eviction scores of these rows; `place` is their offset within a stored row.
+        """Return the eviction scores of these rows.
+
+        Args:
+            spec: Definition of the table; its eviction policy has the score function.
+            place: Position of the score values within a stored row.
 
         Raises:
-            RuleError: The compiler does not take the policy's score function.
+            RuleError: The policy's score function cannot be compiled.
         """
         return HostScores(spec, self, place)
 
@@ -328,22 +339,26 @@ class HostRowMemory(RowStore):
 
 
 def index_kernels(removes: bool) -> Sequence[str]:
-    """Return the names of the kernel modules that an index loads when it is made."""
+    """Return the names of the kernel modules that a hash index needs.
+
+    Args:
+        removes: True to include the kernels that remove rows.
+    """
     return ("index", "freezing", "index_removal") if removes else ("index", "freezing")
 
 
 def _reserve(
     rows: int, sizes: Callable[[int], list[int]], make_first: Callable[[int], Arena]
 ) -> tuple[int, list[Arena]]:
-    """Reserve the arenas of a table; return the number of rows they hold, and the arenas.
+    """Reserve the arenas of a table; return the number of rows that fit into them, and the arenas.
 
-    Reserves fewer rows if the request would take too much of the remaining address space, and halves it
-    again until the reservation succeeds.
+    Reserves address space for fewer rows if `rows` would take too much of the space that is left, and halves
+    the number again until the reservation succeeds.
 
     Args:
         rows: Number of rows to reserve for.
-        sizes: Gives the bytes of each arena for a number of rows.
-        make_first: Makes the first arena, which holds the rows.
+        sizes: Returns the bytes of each arena for a number of rows.
+        make_first: Makes the first arena, which stores the rows.
 
     Raises:
         UsageError: Not even a small table can be reserved.
@@ -362,8 +377,8 @@ def _reserve(
 def _share(space: int) -> int:
     """Return the most bytes that one table may reserve if `space` bytes of address space are left.
 
-    With S = _SPACE and s = `space` the limit is s * s / (63 * S + s). A table that comes after n others, each
-    as large as allowed, gets 1 / (64 + n) of the whole space, so that thousands of tables fit.
+    With S = _SPACE and s = `space` the limit is s * s / (63 * S + s). A table that is made after n others,
+    each as large as allowed, gets 1 / (64 + n) of the whole space, so that thousands of tables fit.
     """
     return space * space // ((_SHARE - 1) * _SPACE + space)
 
@@ -375,12 +390,12 @@ def _space_left() -> int:
 
 
 class HostScores:
-    """Eviction scores of the rows of a table in host memory, by the policy of the table.
+    """Eviction scores of a table's rows in host memory, computed by the table's eviction policy.
 
     Args:
         spec: Definition of the table.
-        index: Memory of its rows.
-        place: Offset of the scores within a stored row, in float32 values.
+        index: Storage of its rows.
+        place: Position of the score values within a stored row, in float32 values.
     """
 
     def __init__(self, spec: TableSpec, index: HostRowMemory, place: int) -> None:
@@ -390,19 +405,22 @@ class HostScores:
         self._scratch = np.zeros(1, np.int64)
 
     def keys(self, step: int, least: int, most: int) -> Keys:
-        """Return the eviction keys up to `most`, of rows that are at least `least` updates old."""
+        """Return the eviction keys of rows that are at least `least` updates old, without keys above `most`.
+
+        The key of a row orders rows by score, then age. Rows with low keys are evicted first.
+        """
         keys = np.empty(len(self._index), np.uint64)
         return keys[: self._rank(step, least, most, keys)]
 
     def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
-        """Return ids and keys of the rows that `keys` selects; `count` is their number."""
+        """Return ids and keys of the rows that `keys` selects. `count` is the number of these rows."""
         ids, keys = np.empty(count, np.int64), np.empty(count, np.uint64)
         if count:
             self._rank(step, least, most, keys, ids)
         return ids, keys
 
     def use(self, ids: Ids, step: int) -> None:
-        """Update the scores and stamps of those of these ids that have a row."""
+        """Record that an update includes these ids: changes score and last step of those that have a row."""
         self._index.keep(ids)
         slots, ages = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
         self._kernels.use(
@@ -418,7 +436,7 @@ class HostScores:
     def _rank(
         self, step: int, min_age: int, max_key: int, keys: Keys, ids: Ids | None = None
     ) -> int:
-        """Write the keys of these rows to `keys`, and their ids to `ids` if given; return their number."""
+        """Write keys of the selected rows to `keys`, and their ids to `ids` if given; return their number."""
         count: int = self._kernels.rank(
             self._index.address,
             self._place,

@@ -1,8 +1,8 @@
-"""End of rows of a sparse table: after some steps or seconds without a push, or when `shrink` is called.
+"""Removal of rows of a sparse table: after some steps or seconds without a push, or when `shrink` is called.
 
-A table calls `age` after each update, `tick` as time passes and `shrink` when a script asks for it.
-Candidates (candidates.py) end in the same way. Which rows leave a full table is decided in
-eviction_ranking.py.
+A table calls `age` after each update, `tick` as time passes, and `shrink` when a script requests it.
+Candidates, the ids that wait for a row (candidates.py), are removed in the same way. eviction_ranking.py
+decides which rows a full table removes.
 """
 
 from psfleet.core.engine.evictions import EvictionCause
@@ -18,14 +18,14 @@ from psfleet.core.engine.tables.row_scan import RowScan
 # At each multiple of this step all stamps are rewritten. A stamp is the low 32 bits of a step, and ages above
 # 2**31 would become ambiguous.
 SETTLED = 1 << 29
-_SHRINKS = 1024  # number of shrinks that are remembered
+_SHRINKS = 1024  # number of shrinks whose steps are stored
 
 
 def segments_due(step: int, ttl: int) -> tuple[int, int]:
-    """Return the segments to sweep at this step, so that each segment is swept once in ttl / 8 steps.
+    """Return the range of segments to check for expired rows at this step.
 
-    The segment of an id follows from its hash. So the step at which a row expires depends only on the id and
-    its last push.
+    A segment is a class of ids, chosen by their hash. Each segment is checked once in ttl / 8 steps. So the
+    step at which a row expires depends only on its id and its last push.
     """
     period = max(ttl // 8, 1)
     phase = step % period
@@ -35,14 +35,15 @@ def segments_due(step: int, ttl: int) -> tuple[int, int]:
 class RowLifetime:
     """Expiry and shrinking of one table's rows and candidates. Not thread-safe.
 
-    The `step` of each method is that of the table's last update.
+    In each method, `step` is the number of the table's last update. SparseTable has methods of the same
+    names, which explain the arguments.
 
     Args:
         spec: Definition of the table.
-        index: Index of the rows.
-        scan: Removes rows, and notes the removal for snapshots and followers.
+        index: Storage of the rows.
+        scan: Removes rows, and records removals for snapshots and followers.
         waiting: The candidates, or None if every id gets a row.
-        scores: Offset of the scores within a stored row.
+        scores: Position of the score values within a stored row.
         ranking: Order of evictions; `shrink` uses its scores.
     """
 
@@ -97,7 +98,7 @@ class RowLifetime:
         return count
 
     def age(self, step: int) -> None:
-        """Remove rows that have expired after an update, and keep the stamps of rows in range."""
+        """Remove expired rows after an update, and rewrite stored steps before they become ambiguous."""
         if self._ttl is not None and self._ttl.steps:
             first, last = segments_due(step, self._ttl.steps)
             if first < last:
@@ -109,7 +110,12 @@ class RowLifetime:
         return TableClock(step, self._shrinks, self._ticks)
 
     def set_clock(self, clock: TableClock, step: int) -> None:
-        """Set the clock to an earlier value; `step` is the table's step until now."""
+        """Set the clock to a value of a snapshot.
+
+        Args:
+            clock: New clock.
+            step: The table's step until now.
+        """
         if clock.step != step:
             self._restamp(step, clock.step)
             self._scan.restamped()
@@ -124,7 +130,10 @@ class RowLifetime:
     def _sweep(
         self, segments: tuple[int, int], step: int, min_age: int, cause: EvictionCause
     ) -> int:
-        """Remove rows and candidates of these segments that no push has named for `min_age` steps."""
+        """Remove rows and candidates that were not pushed for `min_age` steps, within a range of segments.
+
+        A segment is a class of ids, chosen by their hash.
+        """
         if self._waiting is not None:
             waiting = self._waiting.index
             waiting.remove(waiting.aged(step, min_age, segments)[0])

@@ -1,7 +1,8 @@
-"""MemoryChoice: decides whether a table is in host memory, on disk or on an NVIDIA GPU.
+"""MemoryChoice: decides whether a table is stored in host memory, on disk or on an NVIDIA GPU.
 
-The table's definition decides first (`device`), then the setting of the process. The three kinds of memory
-are here too. The CUDA library is loaded only when a table is made on a GPU or the process looks for one.
+The table's definition decides first (its `device`), then the process's setting PSFLEET_DEVICE. The three
+kinds of memory are defined here too. The CUDA library is loaded only when a table is made on a GPU or when
+the process checks whether it has a GPU.
 """
 
 import functools
@@ -48,7 +49,7 @@ _AUTO = "auto"
 
 
 class HostMemory(MemoryKind):
-    """Host memory. The share of a server's tables follows from the limit of the whole server."""
+    """Host memory (RAM). Its tables share the memory limit of the whole server process."""
 
     name: Device = "cpu"
     label = "memory"
@@ -75,7 +76,7 @@ class HostMemory(MemoryKind):
 
 
 class DiskMemory(HostMemory):
-    """Files for the rows of sparse tables. Rows in use are in host memory."""
+    """Files for the rows of sparse tables. Recently used rows are cached in host memory."""
 
     name: Device = "disk"
     label = "memory"
@@ -98,7 +99,7 @@ class DiskMemory(HostMemory):
 
 
 class CudaMemory(MemoryKind):
-    """Memory of an NVIDIA GPU. Rows that do not fit are in host memory."""
+    """Memory of an NVIDIA GPU. Rows for which the GPU has no space are stored in host memory."""
 
     name: Device = "cuda"
     label = "the GPU's memory"
@@ -119,7 +120,14 @@ class CudaMemory(MemoryKind):
         return ""
 
     def limit(self, most: int) -> int | None:
-        """Return the smaller of the setting and 7/8 of the free memory, or None in the simulator."""
+        """Return the number of bytes that all tables may take on the GPU.
+
+        This is 7/8 of the free memory, or the setting if that is smaller. Returns None for no limit, which
+        only happens in numba's CUDA simulator.
+
+        Args:
+            most: Limit by the setting in bytes, or 0 for none.
+        """
         from psfleet.core.engine.tables.device.device_room import device_memory  # loads numba.cuda
 
         limit = tables_share(device_memory()[0], most)
@@ -158,21 +166,23 @@ def _load_kernels(spec: TableSpec, *names: str) -> None:
 
 HOST, DISK = HostMemory(), DiskMemory()
 KINDS: dict[str, MemoryKind] = {kind.name: kind for kind in (HOST, CudaMemory(), DISK)}
-"""Kinds of memory by name. The setting `auto` takes the first one that is not the host's and is available.
+"""Kinds of memory by name. The setting `auto` takes the first kind that is available, other than host memory.
 
-Code looks at the properties of a kind and does not compare names.
+Code reads the properties of a kind, such as `is_host`, and never compares names.
 """
 
 
 @dataclass
 class MemoryChoice:
-    """Choice of memory for each table of a process.
+    """Settings of a process that decide which memory each of its tables is in.
 
     Attributes:
-        default: Kind of memory for tables that name no device.
-        has_devices: True if this process may use a device. Only servers and embedded training may.
-        limits: Bytes that tables may take of each kind. 0 or no entry leaves the limit to the kind.
-        is_auto: True if tables that name no device go to host memory when the default memory is full.
+        default: Kind of memory for tables whose definition names no device.
+        has_devices: True if this process may use a GPU. Only servers and embedded training may.
+        limits: Largest number of bytes for all tables together, by kind of memory. If a kind has no entry
+            here, or 0, its own default limit applies.
+        is_auto: True if tables whose definition names no device may go to host memory when the default kind
+            of memory is full.
         folder: Folder for rows on disk, or empty if there is none.
     """
 
@@ -184,15 +194,19 @@ class MemoryChoice:
 
     @classmethod
     def embedded(cls, folder: str) -> "MemoryChoice":
-        """Return the choice of a process that trains without servers."""
+        """Return the choice for a process that trains without servers.
+
+        Args:
+            folder: Folder for rows on disk, or empty to have tables in host memory by default.
+        """
         return cls(DISK.name, True, folder=folder) if folder else cls(has_devices=True)
 
     @classmethod
     def of_settings(cls, settings: JobSettings) -> "MemoryChoice":
-        """Return the choice that the settings make: `device`, `disk` and the limit of each kind.
+        """Return the choice made by a server's settings: device, folder on disk and memory limits.
 
         Raises:
-            ConfigError: The setting names a device that this process does not have.
+            ConfigError: PSFLEET_DEVICE names a device that this process does not have.
         """
         kinds, folder = KINDS.values(), settings.disk
         limits: dict[str, int] = {
@@ -210,25 +224,28 @@ class MemoryChoice:
         return choice
 
     def limit(self, kind: MemoryKind) -> int | None:
-        """Return the bytes of this memory that all tables may take, or None for no limit.
+        """Return how many bytes all tables may take in this kind of memory, or None for no limit.
 
-        Call it before the first table is made there, since it may measure free memory.
+        Call it before the first table is made, because for a GPU the limit depends on the memory that is free
+        now.
         """
         return kind.limit(self.limits.get(kind.name, 0))
 
     def kind_for(self, spec: TableSpec, may_refuse: bool = True) -> MemoryKind:
-        """Return the memory for the table.
+        """Return the kind of memory in which the table is to be stored.
 
         Args:
             spec: Definition of the table.
-            may_refuse: True for a new table. False for a table that was made before, perhaps by a process
-                with another device; it goes to host memory if need be.
+            may_refuse: True for a new table: raises an error if its memory is not available. False for a
+                table that exists already, for example in a snapshot of a server with another device: such a
+                table is stored in host memory instead.
 
         Raises:
-            ConfigError: The table cannot be in the memory that its definition or the setting names.
+            ConfigError: The definition or PSFLEET_DEVICE names a kind of memory that cannot store the table.
         """
-        # `why` is the reason against `kind`. A new table that names the kind is refused; a new table that
-        # does not is refused unless the setting is auto; every other table goes to host memory.
+        # `why` is the reason against `kind`. If there is one: a new table whose definition names the kind is
+        # refused; a new table that does not name it is refused unless the setting is auto; every other table
+        # goes to host memory.
         kind = KINDS[spec.device or self.default]
         why = kind.why_not(spec)
         if spec.device is not None and not why:
@@ -245,7 +262,13 @@ class MemoryChoice:
         return HOST if why else kind
 
     def may_be_moved(self, spec: TableSpec, may_refuse: bool = True) -> bool:
-        """Return whether a table that does not fit on a device goes to host memory, see `kind_for`."""
+        """Return whether a table that does not fit on the device is stored in host memory instead of refused.
+
+        Args:
+            spec: Definition of the table.
+            may_refuse: True for a new table, False for a table that exists already. An existing table always
+                moves.
+        """
         return not may_refuse or (spec.device is None and self.is_auto)
 
     def _why_missing(self, kind: MemoryKind) -> str:
@@ -258,7 +281,10 @@ class MemoryChoice:
 
 @functools.cache
 def why_no_gpu() -> str:
-    """Explain why this process cannot use a GPU, as the end of a sentence, or return "" if it can."""
+    """Return the reason why this process cannot use a GPU, or "" if it can.
+
+    The reason can end a sentence, as in "PSFLEET_DEVICE is 'cuda', but ...".
+    """
     missing = "numba's CUDA target is not installed; pip install '.[cuda]' in psfleet's checkout"
     try:
         from numba import config, cuda
@@ -266,8 +292,9 @@ def why_no_gpu() -> str:
         return missing
     try:
         cuda.current_context()  # type: ignore[no-untyped-call]
-    except Exception as error:  # no driver, or what numba and cuda.core say of a GPU that refuses
+    except Exception as error:  # no driver, or an error of numba or cuda.core about the GPU
         why = " ".join(str(error).split()).removeprefix("Error at driver init: ")
         return f"there is no usable NVIDIA GPU or driver here ({why.split('. ')[0].rstrip('.')})"
     simulated = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
-    return "" if simulated or find_spec("numba_cuda") else missing  # numba's own one is old
+    # The CUDA target within numba is too old; numba_cuda is its successor.
+    return "" if simulated or find_spec("numba_cuda") else missing

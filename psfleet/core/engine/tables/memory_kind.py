@@ -1,7 +1,8 @@
-"""MemoryKind: the interface of a memory that tables may be in. DenseMemory: the values of a dense table.
+"""MemoryKind: interface of a kind of memory (host memory, disk, GPU) that can store tables.
 
-memory_choice.py has the kinds (host memory, disk, GPU) and decides which table goes where. A new kind of
-memory is a class like those. Dense values in host memory are here.
+memory_choice.py implements the kinds and decides which table is stored where. To add a kind of memory, write
+a class like those. DenseMemory, the storage of a dense table's values, is here with its implementation for
+host memory.
 """
 
 import math
@@ -26,25 +27,27 @@ _SHORT = 1 << 24  # up to this many weights a GPU has two buffers for gradients 
 
 
 class DenseMemory(Protocol):
-    """The planes of one server's part of a dense table: plane 0 holds the weights, each other a state slot.
+    """Weights and optimizer state of one server's part of a dense table, as several arrays called planes.
 
-    A plane is float32, with a value for each weight, or one for each unit
+    Plane 0 holds the weights, and each other plane one value of optimizer state. A plane is float32, with one
+    value for each weight, or one for each unit: the group of weights for which a rule has a common state
     (psfleet.core.engine.rules.rule.Slot). Not thread-safe. The memory is freed with the object.
 
     Attributes:
         lengths: Length of each plane.
-        bytes: Bytes that the planes take in this memory.
+        bytes: Bytes that the planes take.
     """
 
     lengths: list[int]
     bytes: int
 
     def push(self, gradient: Floats, scalars: Floats, step: int) -> None:
-        """Update every weight.
+        """Apply the table's optimizer rule to all weights.
 
         Args:
             gradient: float32 [m], contiguous, of any alignment.
-            scalars: Scalars of psfleet.core.engine.kernels.rule_source.scalars_of.
+            scalars: Learning rate and other numbers of this update, made by
+                psfleet.core.engine.kernels.rule_source.scalars_of.
             step: Number of this update, from 1.
         """
 
@@ -52,14 +55,14 @@ class DenseMemory(Protocol):
         """Write the weights to `out`, float32 [m], contiguous."""
 
     def read(self, plane: int, start: int = 0, end: int | None = None) -> Floats:
-        """Return a copy of values `start` to `end` - 1 of a plane."""
+        """Return a copy of values `start` to `end` - 1 of a plane (0 for the weights, else state)."""
 
     def write(self, plane: int, start: int, values: Floats) -> None:
-        """Set values of a plane from `start` on."""
+        """Overwrite values of a plane (0 for the weights, else state), beginning at position `start`."""
 
 
 class HostDenseMemory:
-    """Planes of a dense table in host memory. The arguments are those of MemoryKind.dense."""
+    """Planes of a dense table in host memory. `MemoryKind.dense` explains the arguments."""
 
     def __init__(self, spec: TableSpec, value: Floats, width: int) -> None:
         rule, decay, count = spec.rule, spec.decay, len(value)
@@ -105,20 +108,23 @@ class HostDenseMemory:
 
 
 def dense_bytes(spec: TableSpec, count: int, gradients: int = 0) -> int:
-    """Return the bytes of `count` weights with their optimizer state and space for `gradients` gradients."""
+    """Return the bytes of `count` weights with optimizer state and buffers for `gradients` gradients."""
     return 4 * ((1 + gradients) * count + sum(slot_sizes(spec, count, unit_width(spec, count))))
 
 
 def gradient_places(count: int) -> int:
-    """Return the number of gradients of `count` weights for which a GPU keeps memory."""
+    """Return the number of gradient buffers that a GPU keeps for a part of a table with `count` weights.
+
+    Two buffers let the next gradient be copied while the first is applied; very large tables have only one.
+    """
     return 2 if count <= _SHORT else 1
 
 
 def unit_width(spec: TableSpec, count: int) -> int:
-    """Return the number of weights that one update spans in a part of `count`, see Rule.unit.
+    """Return the number of weights that the rule updates together: a row's, or else `count`.
 
     Raises:
-        ShapeError: The part is no whole rows, which the rule updates.
+        ShapeError: The rule updates whole rows, and `count` is not a multiple of the row length.
     """
     if spec.rule.unit != "row":
         return count
@@ -129,21 +135,27 @@ def unit_width(spec: TableSpec, count: int) -> int:
 
 
 def slot_sizes(spec: TableSpec, count: int, width: int) -> list[int]:
-    """Return the length of each state slot's plane, for a part of `count` weights."""
+    """Return the number of values in each optimizer state array, for a part of `count` weights.
+
+    Args:
+        spec: Definition of the table.
+        count: Number of weights.
+        width: Number of weights that the rule updates together (result of `unit_width`).
+    """
     units = count // width if width else 0
     return [units if slot.per_unit else count for slot in spec.rule.slots]
 
 
 class MemoryKind(ABC):
-    """A memory that tables may be in: checks which tables may be there, and makes their storage.
+    """Kind of memory that can store tables. It checks which tables are possible, and makes their storage.
 
-    A library of a device is loaded only when a table is made or `why_missing` is called.
+    The library of a device is loaded only when a table is made or `why_missing` is called.
 
     Attributes:
-        name: Name in settings and tables (psfleet/core/base/settings/kinds.py).
-        label: Name of the memory, for messages.
-        setting: Name of the setting that limits what tables may take, or empty if there is none.
-        is_host: True if CPU kernels reach this memory and every process has it.
+        name: Name in settings and table definitions (psfleet/core/base/settings/kinds.py).
+        label: Name of the memory in messages.
+        setting: Name of the setting that limits the bytes of all tables, or empty if there is none.
+        is_host: True if CPU kernels can access this memory and every process has it.
         needs_folder: True if this memory is in files.
     """
 
@@ -154,39 +166,47 @@ class MemoryKind(ABC):
     needs_folder: ClassVar[bool] = False
 
     def why_missing(self) -> str:
-        """Explain why this process cannot use the memory, as the end of a sentence. Empty if it can."""
+        """Return the reason why this process cannot use the memory, or "" if it can.
+
+        The reason is worded as the end of a sentence.
+        """
         return ""
 
     def why_not(self, spec: TableSpec) -> str:
-        """Explain why the table can never be in such memory, as the end of a sentence. Empty if it can."""
+        """Return the reason why this memory can never store the table, or "" if it can.
+
+        The reason is worded as the end of a sentence.
+        """
         return ""
 
     def limit(self, most: int) -> int | None:
-        """Return the bytes that all tables may take, or None for no limit. Call it before tables are made.
+        """Return the number of bytes that all tables may take, or None for no limit.
+
+        Call it before tables are made.
 
         Args:
-            most: Limit by the setting, or 0 for none.
+            most: Limit by the setting in bytes, or 0 for none.
         """
         return most or None
 
     def budget(self) -> MemoryBudget:
-        """Return the budget that the tables of a shard share, without its limit."""
+        """Return a new budget that all tables of a server share. The caller sets its limit."""
         flag = f", or give tables more of it (--{self.setting.replace('_', '-')})"
         advice = f"Use device='cpu' or more servers{flag if self.setting else ''}"
         return MemoryBudget(place=self.label, advice=advice)
 
     def dense_bytes(self, spec: TableSpec, count: int) -> int:
-        """Return the bytes of `count` weights of a dense table with optimizer state and kept gradients."""
+        """Return the bytes of `count` weights of a dense table with optimizer state and gradient buffers."""
         return dense_bytes(spec, count)
 
     @abstractmethod
     def dense(self, spec: TableSpec, value: Floats, width: int) -> DenseMemory:
-        """Make the memory of a part of a dense table.
+        """Allocate the weights and optimizer state of a part of a dense table.
 
         Args:
             spec: Definition of the table.
-            value: First weights of the part: float32 [m].
-            width: Number of weights that one update spans.
+            value: Initial weights of the part: float32 [m].
+            width: Number of weights that the rule updates together (result of `unit_width`).
 
         Raises:
             UsageError: There is too little memory.
@@ -196,7 +216,7 @@ class MemoryKind(ABC):
     def sparse(
         self, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
     ) -> tuple[RowMemory, RowUpdate, MemoryBudget]:
-        """Make the memory of a sparse table's rows.
+        """Make the storage of a sparse table's rows.
 
         Args:
             spec: Definition of the table.
@@ -205,8 +225,8 @@ class MemoryKind(ABC):
             own: Budget of this memory.
 
         Returns:
-            The rows, the table's rule for these rows, and the budget that is charged for them: `host` or
-            `own`.
+            The storage of the rows, the object that pulls and updates these rows, and the budget that is
+            charged for them: `host` or `own`.
 
         Raises:
             UsageError: There is too little memory, or `max_rows` is 0.

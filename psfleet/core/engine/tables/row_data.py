@@ -1,8 +1,8 @@
-"""Rows, candidates and clock of a sparse table as values, and the columns that snapshots store them in.
+"""Rows, candidates and clock of a sparse table as values, and the columns in which snapshots store them.
 
-RowData is what a table gives and takes, independent of how it stores rows; PackedRows converts between the
-two. The functions `..._columns` and `..._of` convert to and from the named columns of a snapshot, which
-docs/formats.md describes. A change of the columns is a new version of the format
+RowData represents rows independently of how a table stores them; PackedRows converts between the two. The
+functions `..._columns` and `..._of` convert to and from the named columns of a snapshot, which
+docs/formats.md describes. To change the columns, raise the version of the format
 (psfleet/checkpoint/manifest.py).
 """
 
@@ -27,11 +27,11 @@ Columns = dict[str, tuple[Any, tuple[int, ...]]]
 """Dtype and shape of each column."""
 ROW_IDS = "ids"
 REMOVED = "removed"
-"""Ids of rows that existed at the snapshot before and do not exist now."""
+"""Ids of rows that existed in the snapshot that a delta is based on, and no longer exist."""
 CANDIDATE_IDS = "candidates"
 _CANDIDATE_TOUCHED = "candidate_touched"
 EVICTED = ("evicted", "evicted_steps", "evicted_causes", "evicted_next")
-"""The columns of an EvictionStream; the last is a single number, the position of the next eviction."""
+"""Columns of an EvictionStream. The last column is a single number, the position of the next eviction."""
 
 
 def _none() -> Ids:
@@ -44,11 +44,11 @@ class RowData:
 
     Attributes:
         ids: Ids of the rows: int64 [n].
-        values: Weights, then each state slot: float32 [n, dim * (1 + slots)]. A slot that a whole row shares
-            is repeated for each weight.
-        touched: Step of each row's last push: int64 [n]. A row that has not been pushed for 2**31 steps
-            counts as pushed 2**31 steps ago.
-        scores: Shows and clicks, then the frequency at the last push, in tables that count them: float32
+        values: Weights, then each value of optimizer state: float32 [n, dim * (1 + state values)]. A state
+            value that a whole row shares is repeated for each weight.
+        touched: Step of each row's last push: int64 [n]. For a row that has not been pushed for more than
+            2**31 steps, this is the step 2**31 steps ago.
+        scores: Shows and clicks, then the frequency at the last push, in tables that count these: float32
             [n, TableSpec.scores].
     """
 
@@ -60,12 +60,12 @@ class RowData:
 
 @dataclass(frozen=True, slots=True)
 class CandidateData:
-    """Ids that have been pushed, but have no row yet.
+    """Ids that have been pushed, but not yet often enough to get a row.
 
     Attributes:
         ids: Ids of the candidates: int64 [n], ascending.
-        values: Values that the table's entry remembers of each id (Entry.candidate), by name: int64 or
-            float32 [n].
+        values: Values that the table's entry stores for each id (Entry.candidate), by name: int64 or float32
+            [n].
         touched: Step of each id's last push: int64 [n].
     """
 
@@ -79,12 +79,13 @@ class CandidateData:
 
 @dataclass(frozen=True, slots=True)
 class TableClock:
-    """Clock of a table.
+    """Number of updates of a table, and times that its expiry of rows depends on. Part of a snapshot.
 
     Attributes:
-        step: Number of updates that the table has had.
-        shrinks: Steps at which the table was last shrunk, ascending.
-        ticks: Pairs of a time in seconds and the table's step at that time, both ascending.
+        step: Number of updates of the table so far.
+        shrinks: Steps of the table at its last calls of `shrink`, ascending.
+        ticks: Pairs of a time in seconds and the table's step at that time, both ascending. For tables whose
+            rows expire after a time.
     """
 
     step: int = 0
@@ -93,7 +94,10 @@ class TableClock:
 
 
 def furthest(clocks: Iterable[TableClock]) -> TableClock:
-    """Return the latest of a table's clocks on several servers: by updates, then shrinks, then time."""
+    """Return the clock that is furthest ahead, among the clocks of a table's parts on several servers.
+
+    Compares the number of updates first, then shrinks, then times.
+    """
     return max(clocks, key=lambda clock: (clock.step, clock.shrinks, clock.ticks))
 
 
@@ -102,11 +106,12 @@ class HistoryPoint:
     """Mark in a table's history, made by `SparseTable.mark` and valid for that table only.
 
     Attributes:
-        era: Era of the stamps; a mark of an earlier era says nothing about stamps.
+        era: Number of times that the table's step had been set before. Steps of rows can be compared with
+            `step` only in the same era.
         step: Step of the table at the mark.
         event: Number of the next event of the ChangeHistory.
         evicted: Point of the eviction stream (EvictionStream.point), or None without a stream.
-        bounded: True if the mark may be lost when too many rows are removed.
+        bounded: True if the mark is given up when too many rows are removed.
     """
 
     era: int
@@ -121,8 +126,8 @@ class TableChanges:
     """Changes of a table since a mark.
 
     Attributes:
-        ids: Ids of rows that are new or may differ: int64 [n], ascending.
-        removed: Ids of rows that were removed since and do not exist now: int64 [m], ascending.
+        ids: Ids of rows that are new or may have changed: int64 [n], ascending.
+        removed: Ids of rows that were removed since the mark and do not exist now: int64 [m], ascending.
         evicted: Point of the eviction stream at the mark (EvictionStream.point), or None without a stream.
     """
 
@@ -136,11 +141,12 @@ _ROWS, _TOUCHED, _SCORES = "rows", "touched", "scores"
 
 @dataclass(frozen=True)
 class ColumnGroup:
-    """Columns of equal length that a file has all or none of.
+    """Columns of equal length that appear in a file together.
 
     Attributes:
         entries: Dtype of each column and the shape of one entry.
-        need: "always" if every file has the columns, or "if there are any" if only files with such values do.
+        need: "always" if every file has the columns, or "if there are any" if the columns are left out when
+            they would be empty.
         length: Length of each column, or None if it varies.
     """
 
@@ -154,7 +160,7 @@ class ColumnGroup:
 
 
 def column_groups(spec: TableSpec) -> Sequence[ColumnGroup]:
-    """Return all columns that a file may have for the table."""
+    """Return all columns that a snapshot file may have for the table."""
     if spec.kind == "dense":
         return [ColumnGroup(dict.fromkeys(spec.slot_names, (np.float32, ())))]
     *stream, position = EVICTED
@@ -172,7 +178,7 @@ def column_groups(spec: TableSpec) -> Sequence[ColumnGroup]:
 
 
 def column_of(spec: TableSpec, columns: Mapping[str, Column], name: str) -> Column:
-    """Return a column by name.
+    """Return the column of this name.
 
     Raises:
         ShapeError: The column is missing.
@@ -194,13 +200,13 @@ def row_group(spec: TableSpec) -> ColumnGroup:
 
 
 def row_columns(rows: RowData) -> dict[str, Column]:
-    """Return rows as columns."""
+    """Convert rows to columns of a snapshot."""
     columns: dict[str, Column] = {ROW_IDS: rows.ids, _ROWS: rows.values, _TOUCHED: rows.touched}
     return columns | ({_SCORES: rows.scores} if rows.scores.shape[1] else {})
 
 
 def rows_of(spec: TableSpec, columns: Mapping[str, Column]) -> RowData:
-    """Return columns as rows.
+    """Convert columns of a snapshot to rows.
 
     Raises:
         ShapeError: A column is missing.
@@ -210,7 +216,7 @@ def rows_of(spec: TableSpec, columns: Mapping[str, Column]) -> RowData:
 
 
 def candidate_group(spec: TableSpec) -> ColumnGroup:
-    """Return the columns of CandidateData, in the order of its attributes."""
+    """Return the columns for candidates (ids without a row yet), in the order of CandidateData."""
     values: Columns = {
         _candidate(name): (np.int64 if kind is int else np.float32, ())
         for name, kind in (spec.candidate or {}).items()
@@ -220,13 +226,13 @@ def candidate_group(spec: TableSpec) -> ColumnGroup:
 
 
 def candidate_columns(candidates: CandidateData) -> dict[str, Column]:
-    """Return candidates as columns."""
+    """Convert candidates (ids without a row yet) to columns of a snapshot."""
     values = {_candidate(name): column for name, column in candidates.values.items()}
     return {CANDIDATE_IDS: candidates.ids, **values, _CANDIDATE_TOUCHED: candidates.touched}
 
 
 def candidates_of(spec: TableSpec, columns: Mapping[str, Column]) -> CandidateData:
-    """Return columns as candidates.
+    """Convert columns of a snapshot to candidates (ids without a row yet).
 
     Raises:
         ShapeError: A column is missing.
@@ -247,16 +253,16 @@ _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 
 
 class PackedRows:
-    """Layout of a table's stored rows, and the conversion between stored rows and RowData.
+    """Layout of a table's stored rows, and conversion between stored rows and RowData.
 
         stored row   | weights | state slots | scores |       `width` float32 words
                      0                       `scores`
 
-    Weights and state may be packed in 16 or 8 bits. A state slot that a whole row shares is stored once, and
-    becomes dim equal columns in RowData.
+    Weights and optimizer state (state slots) may be packed in 16 or 8 bits. A state slot that a whole row
+    shares is stored once, and becomes dim equal columns in RowData.
 
     Attributes:
-        scores: Offset of the scores within a stored row, in float32 words.
+        scores: Position of the scores within a stored row, in float32 words.
         width: Length of a stored row, in float32 words.
     """
 
@@ -272,7 +278,7 @@ class PackedRows:
         return RowData(ids, self.values(words), steps, scores)
 
     def values(self, words: Floats) -> Floats:
-        """Unpack stored rows [n, width] to weights and state [n, dim * (1 + slots)]."""
+        """Unpack stored rows [n, width] to weights and optimizer state [n, dim * (1 + slots)]."""
         dim, columns, rows = self._spec.dim, self._form.columns, unpack_rows(self._form, words)
         if all(column.count == dim for column in columns):
             return np.ascontiguousarray(rows)
@@ -305,7 +311,7 @@ class PackedRows:
 
 
 def check_rows(table: str, ids: Ids, rows: Floats, width: int) -> None:
-    """Refuse ids that are not int64 [n], and rows that are not float32 [n, width]."""
+    """Raise ShapeError unless `ids` is int64 [n] and `rows` is float32 [n, width]."""
     if ids.ndim != 1 or ids.dtype != _INT64:
         raise ShapeError(
             f"table {table!r}: ids are {ids.dtype} {ids.shape}, they must be int64 [n]"

@@ -1,14 +1,14 @@
-"""RowMemory: the interface of a sparse table's storage, wherever its rows are.
+"""RowMemory: the interface of a sparse table's row storage, for rows in memory, on disk or on a GPU.
 
-    RowMemory                   rows by id; implemented once more for rows on a GPU with overflow to the host
-     +-- RowStore               rows in one address space, which snapshots can view
+    RowMemory                   rows by id; also implemented for rows on a GPU with overflow to host memory
+     +-- RowStore               rows in one address space, of which snapshots can make an image
           +-- HostRowMemory     host memory
           |    +-- DiskRowMemory, MappedRowMemory    host memory and a file
           +-- DeviceRowMemory   a GPU's memory
 
-Words used throughout: a *slot* is the number of a row's place; a *segment* is one of SEGMENT_COUNT classes of
-ids, chosen by their hash, in which sweeps go through a table; a *stamp* is the step of a row's last push, and
-its *age* the number of updates since. Read this module first, then host_rows.py.
+Words used throughout: a *slot* is the number of a row's position; a *segment* is one of SEGMENT_COUNT classes
+of ids, chosen by their hash, so that a scan can go through a table in parts; a *stamp* is the step of a row's
+last push, and its *age* the number of updates since. Read this module first, then host_rows.py.
 """
 
 import math
@@ -33,11 +33,11 @@ Listed = tuple[Ids, Ids, Ids]
 """Ids, slots, and the step of each row's last push."""
 
 Keys = NDArray[np.uint64]
-"""Eviction keys of rows: score in the upper 32 bits, then age. Rows with low keys go first."""
+"""Eviction keys of rows: score in the upper 32 bits, then age. Rows with low keys are evicted first."""
 
 EVERY = (0, SEGMENT_COUNT)
 """All segments."""
-ROW_BYTES = 34  # bytes of index for each row: the most that random ids take
+ROW_BYTES = 34  # largest number of index bytes per row, if ids are random
 _BINS = 4096  # bins of the histogram of ages
 
 
@@ -45,13 +45,16 @@ _DEVIATIONS = 6  # standard deviations that a server's part may have above its e
 
 
 class RowMemory(ABC):
-    """Rows of `width` float32 values by id. Not thread-safe: the table holds its lock.
+    """Storage of rows by id, each with `width` float32 values.
 
-    No result and no snapshot depends on the slot that a row gets. The segment of an id never changes.
+    Not thread-safe: the caller holds the table's lock.
+
+    The slot (position) of a row affects no result and no snapshot. The segment of an id, a class that
+    follows from its hash, never changes.
 
     Attributes:
-        max_rows: The most rows it can hold.
-        paging: Counts of rows read and written, or None if no row is on disk.
+        max_rows: Largest number of rows.
+        paging: Counts of rows read from disk and written to it, or None if no row is on disk.
     """
 
     max_rows: int
@@ -60,7 +63,7 @@ class RowMemory(ABC):
     @property
     @abstractmethod
     def stores(self) -> "Sequence[RowStore]":
-        """The memories that this one consists of. Each row is in exactly one memory."""
+        """The separate memories that make up this one, such as GPU and host. A row is in only one memory."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -68,32 +71,35 @@ class RowMemory(ABC):
     @property
     @abstractmethod
     def bytes(self) -> int:
-        """Memory in use by rows and index."""
+        """Bytes of memory in use by rows and index."""
 
     @property
     def device_bytes(self) -> int:
-        """The part of `bytes` that is in a device's memory."""
+        """The part of `bytes` that is in the memory of a GPU."""
         return 0
 
     @property
     @abstractmethod
     def spare(self) -> int:
-        """Lower bound for the number of rows that can be added; cheap to compute."""
+        """Number of rows that can certainly be added.
+
+        There may be room for more; this bound is cheap to compute.
+        """
 
     @property
     @abstractmethod
     def free(self) -> int:
-        """Number of rows that can be added without more memory, in slots of removed rows."""
+        """Number of rows that can be added without more memory, because rows were removed before."""
 
     @abstractmethod
     def has_lines(self, count: int) -> bool:
-        """Return whether the index has room for any `count` new ids; cheap to compute.
+        """Return whether the index has room for `count` new ids with any hashes; cheap to compute.
 
-        False only if the hashes of most ids have been much alike, as of ids that were chosen on purpose.
+        Returns False only if most ids have similar hashes, which does not happen by chance.
         """
 
     def grow(self, more: int) -> None:
-        """Prepare places for `more` new rows; only files have to be enlarged beforehand.
+        """Enlarge files so that `more` new rows have room. Does nothing for memory that grows by itself.
 
         Raises:
             UsageError: There is no room; nothing was changed.
@@ -102,112 +108,136 @@ class RowMemory(ABC):
 
     @abstractmethod
     def bytes_with(self, more: int) -> int:
-        """Return the bytes taken after `more` new rows: whole pages, and an index that has just grown."""
+        """Return the bytes taken after `more` rows are added, in whole pages and with an enlarged index."""
 
     @abstractmethod
     def most_bytes_with(self, more: int) -> int:
-        """Return an upper bound of `bytes_with`, as if no row had ever been removed; cheap to compute."""
+        """Return an upper bound of `bytes_with`, as if no row was ever removed; cheap to compute."""
 
     @abstractmethod
     def keep_ahead(self, available: int | None = None) -> None:
-        """Make memory for the next rows in the background, at most a part of the `available` bytes."""
+        """Allocate memory for the next rows in the background.
+
+        Args:
+            available: Free bytes of the budget, of which a part may be used, or None for no limit.
+        """
 
     @abstractmethod
     def reserve(self, rows: int) -> None:
-        """Make memory for `rows` rows in all now, so that no later push waits for it."""
+        """Allocate memory for a total of `rows` rows now, so that no later push waits for it."""
 
     @abstractmethod
     def locate(self, ids: Ids) -> tuple[Ids, int]:
-        """Return the slot of each id, 0 for unknown ids, and the number of unknown ids.
+        """Return the slot (position) of each id's row, or 0, and the number of ids without a row.
 
         The slots are valid until the next update: rows may move.
+
+        Args:
+            ids: int64 [n].
+
+        Returns:
+            Slots: int64 [n], 0 for an id without a row. Number of ids without a row.
         """
 
     @abstractmethod
     def touch(self, ids: Ids, step: int) -> tuple[Ids, int]:
-        """Do what `locate` does, and stamp the rows that exist as pushed at this step."""
+        """Return the same as `locate`, and record for each row that its last push was at this step."""
 
     @abstractmethod
     def find_or_add(self, ids: Ids, steps: Ids) -> Ids:
-        """Return the slot of each id, new slots for unknown ids; stamp each row with its step of `steps`."""
-
-    @abstractmethod
-    def remove(self, ids: Ids) -> int:
-        """Remove the rows of these ids; return how many existed."""
-
-    @abstractmethod
-    def recall(self, ids: Ids, step: int) -> Listed:
-        """Return ids, slots and last pushes of these rows, 0 and 0 for unknown ids.
+        """Return the slot (position) of each id's row, after adding rows for new ids.
 
         Args:
             ids: int64 [n].
-            step: Present step of the table; an age is the number of steps before it.
+            steps: Step to record as the last push of each row: int64 [n].
+        """
+
+    @abstractmethod
+    def remove(self, ids: Ids) -> int:
+        """Remove the rows of these ids; return the number of rows that existed."""
+
+    @abstractmethod
+    def recall(self, ids: Ids, step: int) -> Listed:
+        """Return ids, slots (positions) and steps of the last push. Both are 0 for an id without a row.
+
+        Args:
+            ids: int64 [n].
+            step: Present step of the table, which turns stored ages into steps.
         """
 
     @abstractmethod
     def restamp(self, old: int, new: int) -> None:
-        """Rewrite all stamps for a table whose step changes from `old` to `new`.
+        """Rewrite all stored steps for a table whose step changes from `old` to `new`.
 
-        Rows keep the step of their last push. A stamp is the low 32 bits of a step, which become ambiguous
-        unless this is called now and then.
+        Rows keep the step of their last push. Memory stores only its low 32 bits, which become ambiguous
+        unless this method is called from time to time.
         """
 
     @abstractmethod
     def aged(
         self, step: int, least: int = 0, segments: tuple[int, int] = EVERY, most: int = 2**32
     ) -> Listed:
-        """Return ids, slots and ages of rows, in arbitrary order.
+        """Return ids, slots (positions) and ages of the rows within a range of ages, in arbitrary order.
+
+        The age of a row is the number of updates of the table since its last push. A segment is one of a
+        fixed number of classes of ids, chosen by their hash.
 
         Args:
             step: Present step of the table.
             least: Smallest age.
-            segments: First segment, and the one after the last.
+            segments: First segment, and the segment after the last.
             most: Largest age.
         """
 
     @abstractmethod
     def histogram(self, step: int, shift: int, bins: int) -> Ids:
-        """Count the rows by age >> shift: int64 [bins]; the last bin also counts all older rows."""
+        """Return a histogram of ages: the number of rows for each value of `age >> shift`.
+
+        Returns int64 [bins]. The last bin also includes all older rows.
+        """
 
     @abstractmethod
     def decay(self, place: int, factors: tuple[float, float, float], least: float) -> Ids:
-        """Decay the shows and clicks of every row.
+        """Multiply shows and clicks of every row by a factor; return ids whose score is then too low.
+
+        The score is a weighted sum of clicks and of shows without a click.
 
         Args:
-            place: Offset of the shows within a stored row; the clicks follow.
-            factors: Factor for both, worth of a show without a click, and worth of a click.
-            least: Smallest worth of a row that may stay.
+            place: Position of the shows within a stored row; the clicks follow.
+            factors: Factor for shows and clicks, score of a show without a click, and score of a click.
+            least: Smallest score of a row that may stay.
 
         Returns:
-            Ids of the rows that are now worth less than `least`.
+            Ids of the rows whose score is below `least`.
         """
 
     @abstractmethod
     def gather(self, slots: Ids) -> Floats:
-        """Return copies of whole rows: float32 [n, width]."""
+        """Return copies of the rows at these positions: float32 [n, width]."""
 
     @abstractmethod
     def scatter(self, slots: Ids, rows: Floats) -> None:
-        """Overwrite whole rows: float32 [n, width]."""
+        """Overwrite the rows at these positions with float32 [n, width]."""
 
     def put(self, ids: Ids, steps: Ids, rows: Floats) -> None:
-        """Set the rows of these ids, adding unknown ids, and stamp each row with its step of `steps`."""
+        """Write the rows of these ids, adding new ids, and record the step of each row's last push."""
         self.scatter(self.find_or_add(ids, steps), rows)
 
     def entries(self) -> tuple[Ids, Ids]:
-        """Return all ids, ascending, and the slot of each."""
+        """Return all ids, ascending, and the slot (position) of each id's row."""
         ids, slots, _ = self.aged(0)
         order = np.argsort(ids)
         return ids[order], slots[order]
 
     def oldest(self, step: int, count: int, least: int) -> Ids:
-        """Return the ids of the `count` oldest rows, or fewer if fewer have the age `least`.
+        """Return the ids of the `count` oldest rows, without rows whose age is below `least`.
 
-        Among equally old rows those whose ids have the smallest hash are chosen, so that the choice does not
-        depend on slots and a replay of the log makes the same one.
+        Of equally old rows, those whose ids have the smallest hash are returned. So the result does not
+        depend on the position of rows, and a replay of the log gives the same result.
         """
-        # A histogram of ages finds an age that at least `count` rows have, so that only those are listed and
-        # not the whole table. Take the finest bins whose last, open one is not enough by itself.
+        # A histogram of ages finds an age that at least `count` rows have, so that only these rows are listed
+        # and not the whole table. Use the finest bins for which the last bin, which includes all older rows,
+        # has fewer than `count` rows.
         for shift in (0, 10, 20):
             bins = self.histogram(step, shift, _BINS)
             if bins[-1] < count:
@@ -224,35 +254,49 @@ class RowMemory(ABC):
         return np.append(older, level[np.argpartition(hash_ids(level), remaining - 1)[:remaining]])
 
     def keep(self, ids: Ids) -> None:
-        """Have snapshots in progress copy the rows of these ids, which are about to change or go."""
+        """Let snapshots in progress copy the rows of these ids, before the caller changes or removes them."""
         for store in self.stores:
             for view in store.views:
                 view.keep(ids)
 
     def keep_segments(self, first: int, last: int) -> None:
-        """Have snapshots in progress copy all rows of segments `first` to `last` - 1, which may change."""
+        """Let snapshots in progress copy all rows of a range of segments before these rows change.
+
+        Args:
+            first: First segment: a class of ids, chosen by their hash.
+            last: Segment after the last.
+        """
         for store in self.stores:
             for view in store.views:
                 view.keep_segments(first, last)
 
 
 class RowView(Protocol):
-    """Snapshot in progress of one memory (row_snapshot.FrozenRows), which copies rows before they change."""
+    """Image of one memory for a snapshot in progress (row_snapshot.FrozenRows).
+
+    It copies rows before they change.
+    """
 
     def keep(self, ids: Ids) -> None:
         """Copy the rows of these ids. The caller holds the table's lock."""
 
     def keep_segments(self, first: int, last: int) -> None:
-        """Copy all rows of segments `first` to `last` - 1. The caller holds the table's lock."""
+        """Copy all rows of segments `first` to `last` - 1, classes of ids.
+
+        The caller holds the table's lock.
+        """
 
 
 class RowStore(RowMemory):
-    """Rows in one memory. A row stays in its slot until it is removed, or moved between memory and disk.
+    """Rows in one memory, each at a fixed position called a slot.
+
+    A row stays in its slot until it is removed, or moved between memory and disk.
 
     Attributes:
-        listed_at_once: Number of segments that a view should list at a time: a power of two.
-        views: Snapshots in progress. Every change calls their `keep` *before* it is made; code that changes
-            rows other than through a method of this class must do so too.
+        listed_at_once: Number of segments (classes of ids by hash) that an image should list at a time: a
+            power of two.
+        views: Images of snapshots in progress. Methods of this class call their `keep` *before* each change.
+            Other code that changes rows must do so too.
     """
 
     listed_at_once: ClassVar[int] = 1
@@ -266,7 +310,10 @@ class RowStore(RowMemory):
     @property
     @abstractmethod
     def next_slot(self) -> int:
-        """First slot that no row has had. Slot 0 is never used: it means unknown."""
+        """First slot (row position) that was never used.
+
+        Slot 0 is reserved: it means that an id has no row.
+        """
 
     @property
     @override
@@ -285,16 +332,22 @@ class RowStore(RowMemory):
 
     @abstractmethod
     def free_slots(self) -> Ids:
-        """Return the slots below `next_slot` that have no row, without slot 0."""
+        """Return the row positions below `next_slot` that have no row, without position 0."""
 
     def used(self) -> NDArray[np.uint64]:
-        """Return a bitmap of the slots below `next_slot` that have a row, 64 slots in each word."""
+        """Return a bitmap of the positions below `next_slot` that have a row, 64 positions in each word."""
         bits = np.full(self.next_slot // 64 + 1, 2**64 - 1, np.uint64)
         clear_bits(bits, np.append(self.free_slots(), 0))
         return bits
 
     def listed(self, first: int, last: int, step: int) -> Listed:
-        """Return the rows of segments `first` to `last` - 1; `step` is the table's present step."""
+        """Return ids, slots (positions) and steps of the last push of the rows in a range of segments.
+
+        Args:
+            first: First segment: a class of ids, chosen by their hash.
+            last: Segment after the last.
+            step: Present step of the table.
+        """
         ids, slots, ages = self.aged(step, segments=(first, last))
         return ids, slots, step - ages
 
@@ -302,13 +355,13 @@ class RowStore(RowMemory):
 class RowLimits(NamedTuple):
     """Largest numbers of rows in one server's part of a table.
 
-    The hash of an id decides on its server, so that parts differ in size: a server gets n rows on average,
-    with a standard deviation below sqrt(n). If a table that is full on 4 servers is restored on 3, some of
-    them get more than a third of the limit. So rows that are restored or written may exceed the limit for
-    pushes, by six deviations.
+    The hash of an id decides which server stores it, so that parts differ in size: a server gets n rows on
+    average, with a standard deviation below sqrt(n). If a table that is full on 4 servers is restored on 3
+    servers, some servers get more than a third of the limit. So restored or written rows may exceed the limit
+    for pushes by six standard deviations.
 
     Attributes:
-        pushed: Limit for pushes.
+        pushed: Limit for rows that pushes add.
         held: Limit for rows that are restored or written.
     """
 
@@ -321,7 +374,7 @@ class RowLimits(NamedTuple):
 
         Args:
             spec: Definition of the table.
-            row_width: float32 values of a row with its state.
+            row_width: Number of float32 values in a row with its optimizer state.
             servers: Number of servers that share the rows.
             most: Limit for one server's part, even if the entry allows more.
         """
@@ -339,12 +392,12 @@ class RowLimits(NamedTuple):
 
 @dataclass
 class RowTraffic:
-    """Counts ids of one server's part of a table, for metrics. A call names each id once.
+    """Counts ids of one server's part of a table, for metrics. Each call counts an id once.
 
     Attributes:
         pulled: Ids whose weights were read.
         unknown: The part of `pulled` that had no row.
-        updated: Rows that pushes have updated; pushes of one round count as one.
+        updated: Rows that pushes have updated. In sync mode the pushes of one round count as one.
         restored: Rows that were added other than by a push, for example from a snapshot.
     """
 
@@ -361,7 +414,7 @@ class DiskTraffic:
     Attributes:
         found: Requested rows that were in memory.
         read: Requested rows that were in the file. Each costs a read of one or two pages.
-        written: Rows written to the file, including rows that compaction moved within it.
+        written: Rows written to the file, including rows that compaction moved within the file.
         seconds: Seconds that calls waited for reads.
         disk_bytes: Bytes of the rows that are in the file now.
     """
@@ -379,5 +432,5 @@ class DiskTraffic:
 
 
 def clear_bits(bits: NDArray[np.uint64], places: Ids) -> None:
-    """Clear the bits of these slots in a bitmap, 64 slots in each word."""
+    """Clear the bits of these row positions in a bitmap with 64 positions in each word."""
     np.bitwise_and.at(bits, places >> 6, ~(np.uint64(1) << (places & 63).astype(np.uint64)))

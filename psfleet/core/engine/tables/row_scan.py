@@ -1,13 +1,12 @@
 """Ordered scans of a sparse table, its changes since a mark (for deltas and followers), and evicted ids.
 
-A table pays nothing per push for change tracking. Rows that pushes have updated are found by their stamps:
-every row whose last push is later than the mark. Only what stamps cannot say is remembered, in a
-ChangeHistory: removed rows, and rows that were written other than by an update. Once the table's step is set
-from outside (a snapshot is loaded), older stamps say nothing: a new *era* begins, and everything counts as
-changed.
+Change tracking costs a push nothing. Rows that were updated since a mark are found by their stamps, the steps
+of their last push: every row whose stamp is later than the mark. Only changes that do not show in stamps are
+recorded, in a ChangeHistory: removed rows, and rows that were written other than by an update. After the
+table's step is set (its clock is restored), marks from before are useless, and every row counts as changed.
 
-RowScan is also the only place where rows are removed, so that no removal escapes the history, the eviction
-stream and the followers' change log. EvictionStream remembers the last evicted ids for readers.
+RowScan is also the only place where rows are removed, so that each removal is recorded in the history, in the
+eviction stream and in the followers' change log. EvictionStream stores the most recently evicted ids.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,12 +29,12 @@ Column = NDArray[Any]
 class EvictionStream:
     """Ring buffer of the last evictions of a table, each with id, step and cause. Not thread-safe.
 
-    Evictions are numbered by position. Positions and their content are a function of the table's updates, so
-    that a server that replays its log has the same stream and readers go on where they were.
+    Evictions are numbered by position. Positions and their content follow only from the table's updates. So a
+    server that replays its log has the same stream again, and readers continue at their position.
 
     Args:
         table: Name of the table, for messages.
-        keep: Number of evictions that are remembered.
+        keep: Number of evictions that are stored.
 
     Attributes:
         next: Position of the next eviction.
@@ -56,7 +55,10 @@ class EvictionStream:
         return self._held
 
     def add(self, ids: Ids, step: int, cause: EvictionCause) -> None:
-        """Append the evictions of one step, sorted by id: their order in memory means nothing."""
+        """Append the evictions of one step.
+
+        They are sorted by id, because the order of rows in memory is arbitrary.
+        """
         ids = np.sort(ids)
         self.next += len(ids)
         ids = ids[-self._keep :]
@@ -65,7 +67,7 @@ class EvictionStream:
         self._ids[positions], self._steps[positions], self._causes[positions] = ids, step, cause
 
     def read(self, position: int, limit: int) -> EvictedIds:
-        """Return up to `limit` evictions from `position` on, and how many before them are forgotten.
+        """Return up to `limit` evictions from `position` on, and the number of lost ones before them.
 
         Raises:
             UsageError: The stream has not reached this position.
@@ -84,17 +86,17 @@ class EvictionStream:
 
     @property
     def point(self) -> tuple[int, int]:
-        """Present point of the stream; `columns` can list the evictions after it."""
+        """Present position in the stream. Pass it to `columns` later, to get the evictions since."""
         return self._sets, self.next
 
     def columns(self, since: tuple[int, int] | None = None) -> dict[str, Column]:
-        """Return the remembered evictions as columns of a snapshot.
+        """Return the stored evictions as columns of a snapshot.
 
         Args:
-            since: Point at which another snapshot was made, to leave out the evictions that it holds, or None
-                for all remembered evictions. A point from before the last `set` is ignored.
+            since: Point of the stream at an earlier snapshot, to leave out evictions that are in that
+                snapshot, or None for all stored evictions. A point from before the last `set` is ignored.
         """
-        # After `set`, positions count another stream: a point from before means nothing here.
+        # After `set`, positions belong to another stream, so a point from before is meaningless.
         first = self.next - self._held
         if since is not None and since[0] == self._sets:
             first = max(first, since[1])
@@ -103,7 +105,9 @@ class EvictionStream:
         return dict(zip(EVICTED, values, strict=True))
 
     def set(self, columns: Mapping[str, Column]) -> None:
-        """Replace the content by what `columns` returned, perhaps for a larger ring: the latest are kept.
+        """Restore evictions as returned by `columns`.
+
+        If they are too many for this ring, the latest are kept.
 
         Raises:
             ShapeError: The columns do not belong to a stream.
@@ -126,17 +130,18 @@ class EvictionStream:
 
 @dataclass
 class ChangeHistory:
-    """Removals and direct writes of rows since the oldest mark; nothing is kept while there are no marks.
+    """Removals and direct writes of rows since the oldest mark. Nothing is recorded while there are no marks.
 
     An event is one removal or one write of any number of rows. Events are numbered, and a mark is the number
     of the event that comes next.
 
     Attributes:
-        era: Number that rises when the table's step is set: earlier stamps then say nothing about order.
+        era: Number of times that the table's step was set. Steps of rows from different eras cannot be
+            compared.
         first: Number of the first event that is kept.
-        marks: Events at which marks are held until they are released.
-        bounded: Events of marks that may be lost: once the history has more than `limit` ids, all are.
-        limit: Most ids in the history while there are bounded marks.
+        marks: Marks that are kept until they are released.
+        bounded: Marks that are given up as soon as the history has more than `limit` ids.
+        limit: Largest number of ids in the history while there are bounded marks.
     """
 
     era: int = 0
@@ -150,7 +155,7 @@ class ChangeHistory:
 
     @property
     def is_kept(self) -> bool:
-        """True while there is a mark, so that events must be remembered."""
+        """True while there is a mark, so that events must be recorded."""
         return bool(self.marks or self.bounded)
 
     def mark(self, *, bounded: bool = False) -> int:
@@ -160,7 +165,10 @@ class ChangeHistory:
         return event
 
     def release(self, event: int, *, bounded: bool = False) -> None:
-        """Release a mark, and forget events that no other mark needs. A bounded mark may be lost already."""
+        """Release a mark, and drop events that no other mark needs.
+
+        A bounded mark may have been given up before.
+        """
         if not bounded:
             self.marks.remove(event)
         elif event in self.bounded:
@@ -175,7 +183,7 @@ class ChangeHistory:
         self.first = first
 
     def add(self, *, removed: Ids | None = None, written: Ids | None = None) -> None:
-        """Remember that rows were removed, or written other than by an update."""
+        """Record that rows were removed, or written other than by an update."""
         if self.is_kept:
             nothing = np.zeros(0, np.int64)
             self._removed.append(nothing if removed is None else removed.copy())
@@ -186,27 +194,27 @@ class ChangeHistory:
                 self._trim()
 
     def since(self, event: int) -> tuple[Ids, Ids]:
-        """Return the ids removed and the ids written since a mark, ascending.
+        """Return the ids removed and the ids written since a mark, both ascending.
 
-        Both lists may name ids that have been added or removed again since.
+        A removed id may have been added again since, and a written id may have been removed.
         """
         start = event - self.first
         return ascending(self._removed[start:]), ascending(self._written[start:])
 
 
 class RowScan:
-    """Removes rows, lists them in order, and tells what has changed. Not thread-safe.
+    """Removes rows, lists them in order, and returns changes since a mark. Not thread-safe.
 
     Args:
-        index: Memory of the table's rows.
+        index: Storage of the table's rows.
         rests: True if every update changes every row (TableSpec.every_row).
-        stream: Stream that remembers evicted rows, or None if the table's entry does not ask for it.
+        stream: Stream that records evicted rows, or None if the table's entry has none.
 
     Attributes:
         dropped: Number of rows removed so far, for metrics.
-        changed: Callback for the ids of rows that were written or removed, or for None if any row may have
-            changed.
-        pushed: Callback for each update: the ids that it named, its step, and the number of rows.
+        changed: Callback for changes other than pushes. Its argument is the ids of rows that were written or
+            removed, or None if any row may have changed.
+        pushed: Callback after each update, with the updated ids, the step, and the number of rows.
     """
 
     def __init__(self, index: RowMemory, rests: bool, stream: EvictionStream | None = None) -> None:
@@ -220,12 +228,15 @@ class RowScan:
         self._ids: Ids | None = None
 
     def drop(self, ids: Ids, step: int, cause: EvictionCause | None) -> int:
-        """Remove rows, and tell the stream, the history and the followers; return how many were removed.
+        """Remove rows. Records them in the eviction stream, in the history and in the followers' log.
 
         Args:
             ids: int64 [n], each with a row.
             step: Present step of the table.
             cause: Reason of the eviction, or None for removals that are no evictions.
+
+        Returns:
+            Number of removed rows.
         """
         if not len(ids):
             return 0
@@ -239,12 +250,12 @@ class RowScan:
         return count
 
     def wrote(self, ids: Ids) -> None:
-        """Note that rows were written other than by an update, whose stamps may be old."""
+        """Record that rows were written other than by an update. The step of their last push may be old."""
         self._history.add(written=ids)
         self.changed(ids)
 
     def updated(self, ids: Ids, step: int) -> None:
-        """Tell the followers which ids the update of this step has named."""
+        """Notify the followers which ids this update has changed."""
         if self._rests:
             self.changed(None)
         else:
@@ -256,14 +267,14 @@ class RowScan:
         return mask
 
     def restamped(self) -> None:
-        """Begin a new era: the table's step was set, and older stamps no longer say what came first."""
+        """Begin a new era after the table's step was set: rows' steps cannot be compared with older marks."""
         self._history.era += 1
         self.changed(None)
 
     def ascending(self) -> Ids:
-        """Return all ids, ascending; cached, since pages are read one after the other.
+        """Return all ids, ascending. The result is cached, since callers read it page by page.
 
-        A removal clears the cache, and an added row shows in the number of rows.
+        A removal clears the cache; an added row is noticed by the number of rows.
         """
         if self._ids is None or len(self._ids) != len(self._index):
             self._ids = self._index.entries()[0]
@@ -275,11 +286,14 @@ class RowScan:
         return HistoryPoint(self._history.era, step, event, point, bounded)
 
     def before(self, step: int) -> HistoryPoint:
-        """Return the point just before the update of this step; only `pushed_since` may use it."""
+        """Return a mark just before the update of this step, for `pushed_since` only."""
         return HistoryPoint(self._history.era, step - 1, 0)
 
     def has_history_since(self, mark: HistoryPoint) -> bool:
-        """Return whether the history still reaches back to this mark; a bounded mark may be lost."""
+        """Return whether the history still reaches back to this mark.
+
+        A bounded mark may have been given up.
+        """
         return mark.event >= self._history.first
 
     def changed_since(self, mark: HistoryPoint, step: int) -> TableChanges:
@@ -297,7 +311,7 @@ class RowScan:
         era = self._history.era
         if mark is None or mark.era != era or (self._rests and step > mark.step):
             return self._index.aged(step, segments=segments)[0]
-        # A row whose stamp is the mark's own step was pushed before the mark.
+        # A row whose stamp is the step of the mark was pushed before the mark.
         return self._index.aged(step, segments=segments, most=step - mark.step - 1)[0]
 
     def release(self, mark: HistoryPoint) -> None:

@@ -1,15 +1,17 @@
 """Copy-on-write image of a table at one moment, read for a snapshot while training goes on.
 
-Each row is read once. Either the reader comes to a row first, or the row is copied just before it changes. So
-no row is copied at the moment itself, and a change costs more only the first time that it touches a row:
+Each row is read once: either the reader comes to the row first, or the row is copied just before it changes.
+So making the image copies nothing, and an update is slower only the first time that it changes a row:
 
     bit of each slot:   1  not read yet       a change copies the row to `_kept` and clears the bit
                         0  read or copied     the slot may change, be freed and be used again
 
-A table has any number of such views. It calls their `keep` before each change, under its lock, and the view
-takes the lock for each page, so that a push waits for one page at most. FrozenRows is the image of one
-memory, FrozenArrays of a dense table; FrozenSparseTable and FrozenDenseTable turn them into the columns of a
-snapshot.
+A *slot* is the position of a row in its memory. A table may have several images at a time. It calls the
+`keep` method of each image before a change, under the table's lock. The reader takes the lock for one page
+of rows at a time, so that a push waits for one page at most.
+
+FrozenRows is the image of the rows in one memory, and FrozenArrays that of a dense table. FrozenSparseTable
+and FrozenDenseTable turn these images into the columns of a snapshot.
 """
 
 import itertools
@@ -40,20 +42,20 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 PAGE = 2048
-"""Number of rows read under the lock at a time; a push waits at most as long as that takes."""
+"""Number of rows read under the table's lock at a time. A push waits at most for one such read."""
 
 
 Page = tuple[Ids, Floats, Ids]
-"""Ids, whole rows as they are stored, and the step of each row's last push."""
+"""Rows of an image: their ids, their content as stored, and the step of each row's last push."""
 
 
 class FrozenRows:
-    """Image of the rows that one memory had when this was made. Close it when it is read.
+    """Image of the rows that one memory had when this object was made. Close it after reading.
 
     Args:
-        rows: Memory of the rows.
-        lock: Lock of the table, held by the caller now and during each change of the memory.
-        step: Gives the present step of the table.
+        rows: Memory that stores the rows.
+        lock: Lock of the table. The caller holds it now, and during each change of the memory.
+        step: Returns the present step of the table.
         only: Ids of the rows to read, for a delta, or None for all rows.
 
     Attributes:
@@ -69,7 +71,7 @@ class FrozenRows:
         self._only: Listed | None = None
         self._kept: list[Page] = []
         self._kernels = static_kernels("freezing")
-        self._size = rows.next_slot  # slots from here on had no row
+        self._size = rows.next_slot  # later slots had no row when the image was made
         # A bit for each slot, set while its row has to be read. Rows that are added later get slots from
         # `_size` on, or slots whose bit is clear: neither is read.
         if only is None:
@@ -93,19 +95,27 @@ class FrozenRows:
                 self._rows.views.remove(self)
 
     def keep(self, ids: Ids) -> None:
-        """Copy the unread rows of these ids before they change. The caller holds the lock."""
+        """Copy the rows of these ids that were not read yet, before they change.
+
+        The caller holds the lock.
+        """
         if self._left:
             self._keep(self._rows.recall(ids, self._step()))
 
     def keep_segments(self, first: int, last: int) -> None:
-        """Copy all unread rows of segments `first` to `last` - 1. The caller holds the lock."""
+        """Copy the unread rows of a range of segments before they change. The caller holds the lock.
+
+        Args:
+            first: First segment: a class of ids, chosen by their hash.
+            last: Segment after the last.
+        """
         if self._left:
             self._keep(self._rows.listed(first, last, self._step()))
 
     def pages(self) -> Iterator[Page]:
-        """Yield every row once, in arbitrary order."""
-        # The lists of slots are older than the pages read by them. Rows that have changed since have a clear
-        # bit and are in `_kept`, with the content of the moment, so that each page also takes what was kept.
+        """Yield every row of the image once, in arbitrary order."""
+        # A list of slots may be older than the pages that are read by it. A row that has changed since has a
+        # clear bit, and its old content is in `_kept`. So each page also yields the rows kept so far.
         for ids, slots, steps in self._listed():
             for start in range(0, len(ids), PAGE):
                 part = slice(start, start + PAGE)
@@ -116,7 +126,10 @@ class FrozenRows:
         yield from _joined(self._kept)  # no lock: every bit is clear now, so nothing more is added
 
     def _listed(self) -> Iterator[Listed]:
-        """Yield ids, slots and steps of the rows in parts; rows that change in between have been kept."""
+        """Yield ids, slots and steps of the rows in parts.
+
+        Rows that change between two parts have been copied.
+        """
         if self._only is not None:
             yield self._only
             return
@@ -137,7 +150,10 @@ class FrozenRows:
             self._kept.append((ids, self._rows.gather(slots), steps))
 
     def _claim(self, rows: Listed) -> Listed:
-        """Return those of these rows whose bit was set, and clear it. Later slots are left out."""
+        """Return those of these rows whose bit was set, and clear the bits.
+
+        Rows in slots added later are left out.
+        """
         count = len(rows[0])
         ids, slots, steps = (np.empty(count, np.int64) for _ in range(3))
         size = self._kernels.claim(
@@ -151,7 +167,7 @@ class FrozenRows:
 
 
 def _joined(pages: list[Page]) -> Iterator[Page]:
-    """Yield all pages, and join small ones: a page costs its writer much the same, however short it is."""
+    """Join small pages to larger pages, because writing a short page takes nearly as long as a full page."""
     while pages:
         group = [pages.pop()]
         while pages and sum(len(page[0]) for page in group) < PAGE:
@@ -161,10 +177,10 @@ def _joined(pages: list[Page]) -> Iterator[Page]:
 
 
 class FrozenArrays:
-    """Image of a dense table: its weights, then its state slots, copied at the first change or when read.
+    """Image of a dense table: its weights and optimizer state, copied before the first change or when read.
 
     Args:
-        copies: Copies the arrays to host memory.
+        copies: Returns copies of the arrays in host memory.
         lock: Lock of the table, held during each change.
     """
 
@@ -174,12 +190,12 @@ class FrozenArrays:
         self._copies: list[Floats] | None = None
 
     def keep(self) -> None:
-        """Copy the arrays, which are about to change, unless they are copied. The caller holds the lock."""
+        """Copy the arrays before they change, unless they were copied already. The caller holds the lock."""
         if self._copies is None:
             self._copies = self._read()
 
     def read_arrays(self) -> list[Floats]:
-        """Return the arrays as they were when this was made."""
+        """Return the arrays as they were when the image was made."""
         with self._lock:
             self.keep()
         assert self._copies is not None
@@ -187,20 +203,23 @@ class FrozenArrays:
 
 
 class FrozenTable(Protocol):
-    """Image of one server's part of a table at one moment. Any thread may read it, once; then close it."""
+    """Image of one server's part of a table at one moment.
+
+    Any thread may read it, but only once; then close it.
+    """
 
     @property
     def spec(self) -> TableSpec: ...
     @property
     def clock(self) -> TableClock: ...
     def columns(self) -> Columns:
-        """Return the columns that `pages` fills."""
+        """Return name, dtype and shape of the columns that `pages` fills."""
 
     def pages(self) -> Iterator[Mapping[str, NDArray[Any]]]:
-        """Yield parts of columns, each to be appended to the part before."""
+        """Yield parts of columns by name. Each part continues its column after the part before."""
 
     def close(self) -> None:
-        """End the image: later changes no longer copy for it. Safe to call twice."""
+        """End the image, so that later changes of the table copy nothing for it. Safe to call twice."""
 
 
 class FrozenSparseTable:
@@ -208,12 +227,12 @@ class FrozenSparseTable:
 
     Args:
         spec: Definition of the table.
-        clock: Clock of the table at the moment.
-        rows: Images of the memories that have its rows.
-        candidates: Ids that wait for a row.
-        removals: Ids removed since the base of a delta, or None in a full snapshot.
-        evictions: Columns of the eviction stream; empty if the table has none.
-        as_rows: Unpacks ids, stored rows and steps of a page.
+        clock: Clock of the table when the image was made.
+        rows: Image of each memory that stores rows of the table.
+        candidates: Ids that have not yet been pushed often enough to get a row.
+        removals: Ids removed since the snapshot that a delta is based on, or None for a full snapshot.
+        evictions: Columns of the recorded evictions, or empty if the table records none.
+        as_rows: Converts ids, stored rows and steps of a page to RowData.
     """
 
     def __init__(
@@ -246,7 +265,7 @@ class FrozenSparseTable:
         yield from self._others()
 
     def _others(self) -> Iterator[Mapping[str, NDArray[Any]]]:
-        """Yield the columns besides those of rows: removed ids, candidates, evictions."""
+        """Yield the columns other than rows: removed ids, candidates (ids without a row), evictions."""
         if self._removed is not None:
             yield {REMOVED: self._removed}
         if len(self._candidates):
@@ -260,7 +279,7 @@ class FrozenSparseTable:
 
 
 class FrozenDenseTable:
-    """Snapshot of a dense table: one column for the weights ("value") and each state slot."""
+    """Image of a dense table: a column for the weights ("value") and one for each optimizer state value."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """Pulls and pushes of a sparse table's rows: calls the kernels that are generated from the table's rule.
 
-RowUpdate is the interface. HostRowUpdate implements it for rows in host memory, tables/device for rows on a
-GPU. PlacedRows makes the same kernel calls for small requests, by address and without NumPy.
+RowUpdate is the interface. HostRowUpdate implements it for rows in host memory; tables/device has the
+implementation for rows on a GPU. PlacedRows makes the same kernel calls for small requests. It takes
+addresses instead of NumPy arrays, because converting arrays would take longer than the update.
 """
 
 import threading
@@ -38,59 +39,69 @@ class DeviceValues(Protocol):
     """Rows of values on a device: float32 [n, width]."""
 
     def __getitem__(self, mask: NDArray[np.bool_]) -> "DeviceValues":
-        """Return some of the rows. The array that they were chosen from must not be used afterwards."""
+        """Return the rows that the mask selects. The original array must not be used afterwards."""
 
     def to_host(self) -> Floats:
         """Return a copy of the rows in host memory."""
 
 
 RowValues = Floats | DeviceValues
-"""One row of values for each id of a push, in host memory or on a device."""
+"""Values of a push: one row for each id, in host memory or on a device."""
 
 
 class RowUpdate(Protocol):
-    """Pulls and pushes of one table. Not thread-safe."""
+    """Pulls and pushes of one table's rows. Not thread-safe."""
 
     def pull_into(self, ids: Ids, out: Floats) -> int:
-        """Write the weights of ids to `out`, float32 [n, dim], and the first values of unknown ids.
+        """Write the weights of these ids to `out`, float32 [n, dim].
+
+        Ids without a row get their initial values.
 
         Returns:
-            Number of unknown ids.
+            Number of ids without a row.
         """
 
     def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, RowValues]:
         """Return the ids of several pushes, in order of first occurrence, and the means of their gradients.
 
-        Sums are taken in the order of the pushes; shows and clicks are summed without a mean. No push may
-        name an id twice. The means may be used for the next `push` only.
+        Gradients are summed in the order of the pushes. Shows and clicks are summed and not averaged. The
+        result is valid until the next call of `push`.
+
+        Args:
+            parts: Ids and gradients of each push. A push has each id at most once.
         """
 
     def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
-        """Update the rows of these ids; unknown ones are added first.
+        """Apply the optimizer rule to the rows of these ids. Ids without a row get one first.
 
         Args:
-            ids: int64 [n], no id twice, any alignment.
+            ids: int64 [n], without repeats, any alignment.
             gradients: float32 [n, TableSpec.push_width], contiguous, any alignment.
-            scalars: Scalars of psfleet.core.engine.kernels.rule_source.scalars_of.
+            scalars: Learning rate and other numbers of this update, made by
+                psfleet.core.engine.kernels.rule_source.scalars_of.
             step: Number of this update, from 1.
         """
 
     def update_other_rows(self, scalars: Floats, step: int) -> None:
-        """Update every row that the push of this step did not name, with a zero gradient."""
+        """Update every row that the push of this step did not update, with a zero gradient.
+
+        For optimizers that change every row in each step, such as Adam without `lazy_mode`.
+        """
 
 
 def host_pull_kernels(spec: TableSpec) -> ModuleType:
-    """Return the kernels that read a table's rows in host memory."""
+    """Return the compiled kernels that read a table's rows in host memory."""
     form = RowFormat(spec.rule, spec.dim, spec.precision)
     return pull_kernels(spec.dim, form.plain, 4 * (form.words + spec.scores))
 
 
 def host_kernels(spec: TableSpec, rests: bool = False) -> ModuleType:
-    """Return the kernel of a table's rule for rows in host memory.
+    """Return the compiled kernel of a table's rule for rows in host memory.
 
     Args:
         spec: Definition of the table.
-        rests: False for the rows that a push names, True for all other rows.
+        rests: False for the kernel that updates the rows of a push, True for the kernel that updates all
+            other rows.
     """
     return sparse_kernels(
         spec.rule,
@@ -166,9 +177,9 @@ class HostRowUpdate:
         )
 
     def block(self) -> NDArray[np.int64]:
-        """Return the constants of a plain call as int64s, as kernels/sources/plain_call.py lays them out.
+        """Return the constant arguments of a small call as int64s (layout: kernels/sources/plain_call.py).
 
-        A call passes the address of this block in place of its nine numbers.
+        A call passes the address of this block instead of nine numbers.
         """
         kind, low, span, stream = self._initial
         kernels = address_of_kernel(self._push), address_of_kernel(self._pull), self._index.address
@@ -178,7 +189,7 @@ class HostRowUpdate:
 
 
 class SteppedTable(Protocol):
-    """The part of a SparseTable that PlacedRows reads and counts."""
+    """Attributes of a SparseTable that PlacedRows reads and changes."""
 
     spec: TableSpec
     step: int
@@ -193,7 +204,7 @@ def placed_rows(
     account: MemoryAccount,
     lifetime: RowLifetime,
 ) -> "PlacedRows | None":
-    """Return pulls and pushes of a table by address, or None if some of its rows are not in host memory."""
+    """Return fast small pulls and pushes of a table, or None if some of its rows are not in host memory."""
     # `type`, not isinstance: derived classes have rows on disk, and would have to read them first.
     if type(rule) is HostRowUpdate and type(index) is HostRowMemory:
         return PlacedRows(table, lock, rule, index, account, lifetime)
@@ -201,16 +212,17 @@ def placed_rows(
 
 
 class PlacedRows:
-    """Pulls and pushes of few rows of a table, by the addresses of their arrays.
+    """Fast pulls and pushes of a few rows. Methods take the addresses of arrays instead of the arrays.
 
-    These calls keep the GIL, because releasing it takes longer than the call. Between `can_push` and `push`
-    nothing else may change the table, and no follower may need its changes.
+    These calls keep the GIL, because releasing it takes longer than the call. Call `can_push` before each
+    `push`; between the two, nothing else may change the table. A push here is not recorded for followers, so
+    use it only while the table has none.
 
     Args:
-        table: The table, whose step and traffic are counted here.
+        table: The table; its `step` and `traffic` are updated here.
         lock: Lock of the table.
         rule: Pulls and pushes of the rows.
-        index: Memory of the rows.
+        index: Storage of the rows.
         account: Memory account of the table.
         lifetime: Expiry of the rows.
     """
@@ -237,9 +249,14 @@ class PlacedRows:
         self._grows = False
 
     def can_push(self, ids: int, count: int) -> bool:
-        """Return whether no id is named twice, and ids without a row surely have room."""
-        # For few ids a kernel finds repeats and counts unknown ids in one pass: -1 means a repeat. For many
-        # ids every id counts as unknown, which saves the look-up.
+        """Return whether these ids have no repeats, and the table certainly has room for the new ids.
+
+        Args:
+            ids: Address of the ids, int64.
+            count: Number of ids.
+        """
+        # For few ids a kernel finds repeats and counts ids without a row in one pass: -1 means a repeat. For
+        # many ids, assume that every id is new, which saves the look-up.
         if count <= _FEW:
             unknown = self._unknown(self._place, ids, count)
         else:
@@ -252,7 +269,14 @@ class PlacedRows:
         return self._account.growth_bound(count, counts_rows=False) if self._grows else 0.0
 
     def push(self, ids: int, count: int, gradients: int, learning_rate: float) -> None:
-        """Push rows that `can_push` has accepted, by the addresses of ids and gradients."""
+        """Update the rows of ids that `can_push` has accepted.
+
+        Args:
+            ids: Address of the ids, int64.
+            count: Number of ids.
+            gradients: Address of the gradients, float32.
+            learning_rate: Learning rate of this push.
+        """
         table, words, position = self._table, self._words, 0
         with self._lock:
             # The same steps as SparseTable.push: huge pages before new rows, images before a change.

@@ -1,15 +1,16 @@
-"""SparseTable: one server's part of a sparse table, rows of weights and optimizer state by 64-bit id.
+"""SparseTable: one server's part of a sparse table, which stores rows of weights and optimizer state by id.
 
-This module holds the lock and the order of steps; the steps are elsewhere. A push asks the entry which ids
-get a row (admission.py), charges the memory budget (budget.py), updates the rows (row_update.py) and
-removes rows that have expired (lifetime.py). Where the rows are is decided by the memory kind
-(memory_choice.py).
+A push runs these steps under the table's lock: decide which new ids get a row (admission.py), charge the
+memory budget (budget.py), update the rows (row_update.py), and remove rows that have expired (lifetime.py).
+memory_choice.py decides whether the rows are in host memory, on disk or on a GPU.
 
-Rows, candidates and clock are read with `rows`, `candidates` and `clock`, and restored with `write`,
-`write_candidates` and `set_clock`. A mark makes later deltas possible:
+A snapshot consists of the rows, the candidates (ids that have not yet been pushed often enough to get a row)
+and the clock (the number of updates and the times of past shrinks). They are read with `rows`, `candidates`
+and `clock`, and restored with `write`, `write_candidates` and `set_clock`. For a delta, a snapshot with only
+the changes, mark the state first:
 
-    mark = table.mark()                     # from here on removed ids are remembered
-    changes = table.changed_since(mark)     # ids to write again, ids to delete
+    mark = table.mark()                     # from here on the table records removed ids
+    changes = table.changed_since(mark)     # ids of changed rows, and ids of removed rows
     delta = table.rows(changes.ids)
     table.release(mark)
 """
@@ -51,16 +52,17 @@ Floats = NDArray[np.float32]
 
 
 class SparseTable:
-    """Rows that are added when an id is first pushed, and removed as the table's entry says. Thread-safe.
+    """Rows by id. A push adds a row for a new id; the table's entry says which rows are removed. Thread-safe.
 
     Attributes:
         spec: Definition of the table.
-        step: Number of updates that the table has had.
-        device: Memory that holds the rows.
-        traffic: Counts of rows, for displays.
-        scan: Ordered scans of the rows, and what has changed since a mark.
-        paging: Traffic with the disk, for displays, or None if the rows are in memory.
-        evictions: The ids that were evicted last, or None if the entry has no EvictionStreamEntry.
+        step: Number of updates of the table so far.
+        device: Kind of memory that stores the rows.
+        traffic: Counts of rows that were read and updated, for metrics.
+        scan: Ordered scans of the rows, and the changes since a mark.
+        paging: Counts of rows read from the disk and written to it, for metrics, or None if no row is on
+            disk.
+        evictions: The most recently evicted ids, or None if the entry has no EvictionStreamEntry.
     """
 
     def __init__(
@@ -76,11 +78,13 @@ class SparseTable:
 
         Args:
             spec: Definition of the table.
-            max_rows: Largest number of rows of this part, even if the entry allows more.
-            servers: Number of parts of the table, which share the limits of the entry.
-            budget: Host memory that this table shares with others, or None for no limit.
-            device: Memory that holds the rows.
-            device_budget: Memory of that device that this table shares with others, or None for no limit.
+            max_rows: Largest number of rows in this server's part, even if the entry allows more.
+            servers: Number of servers that the table is divided among. Limits of the entry apply to all
+                together.
+            budget: Host memory that this table shares with the server's other tables, or None for no limit.
+            device: Kind of memory that stores the rows.
+            device_budget: Memory of the device that this table shares with other tables, or None for no
+                limit.
 
         Raises:
             UsageError: There is no memory for the table.
@@ -114,7 +118,7 @@ class SparseTable:
 
     @property
     def bytes(self) -> int:
-        """Bytes of rows, optimizer state, index, candidates and remembered evictions."""
+        """Bytes that the table takes: rows with optimizer state, index, candidates, recorded evictions."""
         waiting = 0 if self._waiting is None else self._waiting.index.bytes
         return self._index.bytes + waiting + self._stream_bytes
 
@@ -125,32 +129,32 @@ class SparseTable:
 
     @property
     def spilled(self) -> int:
-        """Rows of a table on a device that are in host memory, for displays."""
+        """Number of rows that are in host memory because the device is full. 0 for a table in host memory."""
         return sum(map(len, self._index.stores[1:]))
 
     @property
     def dropped(self) -> int:
-        """Rows that were evicted, shrunk or removed so far, for displays."""
+        """Number of rows that have been removed so far, for any reason."""
         return self.scan.dropped
 
     @property
     def admitted(self) -> int:
-        """Rows that pushes have added so far, for displays."""
+        """Number of rows that pushes have added so far, including rows that were removed later."""
         return len(self._index) + self.scan.dropped - self.traffic.restored
 
     @property
     def waiting(self) -> int:
-        """Number of candidates: ids that have been pushed too seldom for a row. For displays."""
+        """Number of candidates: ids that have not yet been pushed often enough to get a row."""
         return 0 if self._waiting is None else len(self._waiting.index)
 
     def pull_into(self, ids: Ids, out: Floats) -> int:
-        """Write the weights of these ids to `out`, and the first values for ids without a row.
+        """Write the weights of these ids to `out`. Ids without a row get their initial values.
 
-        Returns the number of ids without a row, which a pull does not add.
+        A pull adds no rows. Returns the number of ids without a row.
 
         Args:
             ids: int64 [n], repeats allowed, any alignment.
-            out: float32 [n, dim], side by side, any alignment.
+            out: float32 [n, dim], contiguous, any alignment.
         """
         with self._lock:
             unknown = self._rule.pull_into(np.ascontiguousarray(ids), out)
@@ -159,14 +163,16 @@ class SparseTable:
         return unknown
 
     def push(self, ids: Ids, gradients: Floats, learning_rate: float) -> None:
-        """Update rows, adding those of unknown ids (that the entry admits) with their first values.
+        """Update the rows of these ids.
 
-        Shapes are not checked here: the caller has done that (ShardTables.check_gradient).
+        New ids that the entry admits get a row with their initial values first.
+
+        Shapes are not checked here, because `ShardTables.check_gradient` has checked them before.
 
         Args:
-            ids: int64 [n], no id twice, any alignment.
-            gradients: float32 [n, dim], any alignment; in a table that counts shows and clicks
-                [n, dim + 2], with the two counts behind each gradient.
+            ids: int64 [n], without repeats, any alignment.
+            gradients: float32 [n, dim], any alignment. In a table that counts shows and clicks
+                float32 [n, dim + 2]: each gradient is followed by its two counts.
             learning_rate: Learning rate of this push.
 
         Raises:
@@ -176,13 +182,24 @@ class SparseTable:
             self._push(np.ascontiguousarray(ids), np.ascontiguousarray(gradients), learning_rate)
 
     def placed(self) -> PlacedRows | None:
-        """Return pulls and pushes by address, for small calls, or None if this table has none."""
+        """Return an object for fast small pulls and pushes, which take addresses of arrays instead of arrays.
+
+        Returns None if the table needs more than plain updates: not every id gets a row, frequencies are
+        counted, each push updates every row, or rows are on disk or on a GPU.
+        """
         if not self._admission.admits_all or self._counts or self.spec.every_row:
             return None
         return placed_rows(self, self._lock, self._rule, self._index, self._account, self._lifetime)
 
     def push_mean(self, parts: Sequence[tuple[Ids, Floats]], learning_rate: float) -> None:
-        """Push the mean of several gradients, summed in their order. Shows and clicks are summed, too."""
+        """Update rows with the mean of several gradients, summed in the given order.
+
+        Shows and clicks are summed and not averaged.
+
+        Args:
+            parts: Ids and gradients of each push, as for `push`.
+            learning_rate: Learning rate of this update.
+        """
         if len(parts) == 1:
             self.push(*parts[0], learning_rate)
             return
@@ -216,18 +233,20 @@ class SparseTable:
 
     @property
     def evicts(self) -> bool:
-        """True if rows are evicted when others need their places."""
+        """True if the table removes rows to make room for new rows when it is full."""
         return self._account.evicts
 
     def check_room(self, parts: Sequence[Ids], written: bool = False, evicted: int = 0) -> None:
-        """Refuse ids that the table cannot all take with its next update.
+        """Raise an error if the table cannot take all these ids in its next update. Changes nothing.
 
-        Each id counts once. Ids with a row do not count, nor ids that the entry would not admit.
+        An id that appears in several parts counts once. Ids that have a row, and ids that the entry would not
+        admit, need no room.
 
         Args:
-            parts: The ids.
-            written: True if the rows are written or restored; the entry then admits every id.
-            evicted: Number of other rows that will be evicted before, see `surplus`.
+            parts: Ids of the update.
+            written: True if the rows are written or restored instead of pushed; the entry then admits every
+                id.
+            evicted: Number of rows that the caller will evict before the update (result of `surplus`).
 
         Raises:
             UsageError: The table would be full.
@@ -238,27 +257,35 @@ class SparseTable:
                 self._admission.check(parts, self.step, written, evicted)
 
     def growth_bound(self, parts: Sequence[Ids], *, counts_rows: bool) -> float:
-        """Return an upper bound of the bytes that the next update needs if it names `parts`.
+        """Return an upper bound of the additional bytes that the next update needs, if it updates these ids.
 
-        See MemoryAccount.growth_bound. It is cheap, since it does not look the ids up.
+        This is a cheap estimate that does not look the ids up, so every id may be a new row.
+
+        Args:
+            parts: Ids of the update.
+            counts_rows: True to take into account that new rows can use the memory of removed rows. The
+                result is then smaller, and takes longer to compute.
         """
         return self._account.growth_bound(sum(map(len, parts)), counts_rows=counts_rows)
 
     def reserve(self, rows: int) -> None:
-        """Prepare memory for `rows` rows in all now, so that no push waits for it.
+        """Allocate memory for a total of `rows` rows now, so that later pushes need not wait for it.
 
         Raises:
-            UsageError: The table may not have that much memory.
+            UsageError: The table's limit or the memory budget does not allow that many rows.
         """
         with self._lock:
             self._account.reserve(rows)
 
     def surplus(self, parts: Sequence[Ids]) -> Ids:
-        """Return the ids of rows to evict, so that there is memory for the next update, which names `parts`.
+        """Return ids of rows that the caller should evict so that there is memory for the next update.
 
-        These are the rows that the ranking lets go first, at least 1/16 of the table and none of `parts`.
-        Returns none if there is enough memory, if the table may not evict, or if evicting everything else
-        would not be enough.
+        The rows are the first in the eviction order, at least 1/16 of the table, and none of `parts`. The
+        result is empty if there is enough memory, if the table may not evict rows, or if evicting all other
+        rows would not be enough.
+
+        Args:
+            parts: Ids of the next update.
         """
         if not self._account.evicts_for_memory or self._account.can_surely_add(
             sum(map(len, parts))
@@ -268,17 +295,19 @@ class SparseTable:
             return self._admission.surplus(parts, self.step)
 
     def count_update(self, ids: Ids) -> None:
-        """Count an update of these ids that did not go through `push` (geo mode adds deltas)."""
+        """Count an update of these ids that did not go through `push`, such as the deltas of geo mode."""
         if self._counts:
             with self._lock:
                 self._ranking.count_update(ids, self.step)
 
     def remove(self, ids: Ids, cause: EvictionCause | None = None) -> int:
-        """Remove rows and candidates; return the number of rows. The ids start again at their next push.
+        """Remove the rows of these ids, and ids that wait for a row; return the number of removed rows.
+
+        At the next push such an id is treated as a new id.
 
         Args:
-            ids: The ids, in any order; they may have no row.
-            cause: Reason to note in the eviction stream, or None if the removal is no eviction.
+            ids: Ids in any order, with or without a row.
+            cause: Reason to record in the eviction stream, or None if the removal is no eviction.
         """
         ids = np.ascontiguousarray(ids)
         with self._lock:
@@ -288,16 +317,16 @@ class SparseTable:
             return self.scan.drop(ascending([present]), self.step, cause)
 
     def evict(self, count: int) -> int:
-        """Remove the `count` rows that are evicted first; return the number of removed rows."""
+        """Remove the `count` rows that are first in the eviction order; return the number of removed rows."""
         with self._lock:
             first = self._ranking.first(self.step, count, 0)
             return self.scan.drop(first, self.step, EvictionCause.CAPACITY)
 
     def evicted(self, position: int, limit: int) -> EvictedIds:
-        """Return up to `limit` evictions, from a position on.
+        """Return up to `limit` recorded evictions, beginning at a position in the list of all evictions.
 
         Raises:
-            UsageError: The entry has no EvictionStreamEntry, or the position is in the future.
+            UsageError: The table records no evictions, or it has not reached this position yet.
         """
         if self.evictions is None:
             why = "does not remember evicted ids; join its entry with an EvictionStreamEntry"
@@ -306,30 +335,30 @@ class SparseTable:
             return self.evictions.read(position, limit)
 
     def set_evictions(self, columns: Mapping[str, NDArray[Any]]) -> None:
-        """Remember the evictions that a snapshot holds, if the entry asks for them."""
+        """Restore the recorded evictions from a snapshot, if the table records evictions."""
         if self.evictions is not None:
             with self._lock:
                 self.evictions.set(columns)
 
     @property
     def tick_every(self) -> float:
-        """Seconds between calls of `tick` that the table needs. 0 means that it does not depend on time."""
+        """Seconds between calls of `tick` that the table needs, or 0 if its rows do not expire by time."""
         return self._lifetime.tick_every
 
     def tick(self, seconds: float) -> int:
-        """Remove rows that have expired, as these seconds have passed; return their number."""
+        """Advance the table's time and remove rows that have expired; return the number of removed rows."""
         with self._lock:
             return self._lifetime.tick(seconds, self.step)
 
     def shrink(self, threshold: float | None = None, unseen: int | None = None) -> int:
-        """Remove rows that are worth little or not in use; return their number.
+        """Remove rows with a low score and rows not pushed for long; return the number of removed rows.
 
         Args:
-            threshold: Lowest score of a row that stays, in a table that counts shows and clicks (None stands
-                for the threshold of its entry) or whose eviction policy has scores (with None all rows
-                stay). Other tables use it as `unseen`.
-            unseen: Remove rows that no push has named since the shrink that many shrinks ago. None stands
-                for the entry's delete_after_unseen; in tables without it no row is removed.
+            threshold: Rows with a lower score are removed. None means the threshold of the entry in a table
+                that counts shows and clicks; with an eviction policy that has scores, None removes no row by
+                score. In a table without scores, this is used as `unseen`.
+            unseen: Rows that no push has updated since this many shrinks ago are removed. None means the
+                `delete_after_unseen` of the entry; if the entry has none, no row is removed by age.
         """
         with self._lock:
             return self._lifetime.shrink(threshold, unseen, self.step)
@@ -340,12 +369,24 @@ class SparseTable:
             return self.scan.ascending().copy()
 
     def segment_ids(self, first: int, last: int, since: HistoryPoint | None = None) -> Ids:
-        """Return the ids of rows in these segments, in any order; with a mark, of rows updated since."""
+        """Return the ids of the rows in a range of segments, in any order.
+
+        A segment is one of a fixed number of classes of ids, chosen by a hash of the id, so that a large
+        table can be scanned in parts.
+
+        Args:
+            first: First segment.
+            last: Segment after the last.
+            since: Mark (result of `mark`) to return only rows updated after it, or None for all rows.
+        """
         with self._lock:
             return self.scan.pushed_since(since, self.step, (first, last))
 
     def rows(self, ids: Ids) -> RowData:
-        """Return the rows of these ids with optimizer state, scores and last steps, without unknown ids."""
+        """Return the rows of these ids, with optimizer state, scores and the step of each last push.
+
+        Ids without a row are left out.
+        """
         ids = np.ascontiguousarray(ids, np.int64)
         with self._lock:
             _, slots, steps = self._index.recall(ids, self.step)
@@ -354,9 +395,9 @@ class SparseTable:
         return self._packed.unpack(ids[present], rows, steps[present])
 
     def write(self, rows: RowData) -> None:
-        """Set rows to what `rows` has returned. Adds rows for unknown ids; rows of other ids stay.
+        """Write rows as returned by `rows`. New ids get a row; rows of other ids do not change.
 
-        Set the clock first, so that a table that evicts knows how old rows are.
+        If the table evicts rows, call `set_clock` first: the age of a row is relative to the table's step.
 
         Raises:
             UsageError: The table is full; nothing was changed.
@@ -368,6 +409,8 @@ class SparseTable:
             new = ids[index.locate(ids)[0] == 0]
             self._account.check_update(len(ids), new, len(new), written=True)
             if len(new) > index.max_rows - len(index):
+                # The age of a row is relative to a step. With a step after every push, any row may be
+                # evicted.
                 later = max(self.step, int(steps.max(initial=0))) + 1
                 self._admission.make_places(len(ids), later, index.max_rows)
             index.put(ids, steps, words)
@@ -376,12 +419,15 @@ class SparseTable:
             self._account.charge_budget()
 
     def candidates(self) -> CandidateData:
-        """Return the candidates: the ids that have been pushed too seldom for a row."""
+        """Return the candidates: ids that have not yet been pushed often enough to get a row."""
         with self._lock:
             return CandidateData() if self._waiting is None else self._waiting.read(self.step)
 
     def write_candidates(self, candidates: CandidateData) -> None:
-        """Set candidates to what `candidates` has returned. If they are too many, the latest stay."""
+        """Restore candidates (ids without a row yet) as returned by `candidates`.
+
+        If there are too many, the most recently pushed are kept.
+        """
         if self._waiting is None:
             if len(candidates):
                 raise UsageError(
@@ -394,46 +440,60 @@ class SparseTable:
 
     @property
     def clock(self) -> TableClock:
-        """Clock of the table."""
+        """Number of updates so far, and steps and times of past shrinks and ticks. Part of a snapshot."""
         return self._lifetime.clock(self.step)
 
     def set_clock(self, clock: TableClock) -> None:
-        """Set the clock to an earlier value of `clock`. Rows keep the steps at which they were pushed."""
+        """Restore the number of updates and the times of past shrinks.
+
+        Rows keep the step of their last push.
+        """
         with self._lock:
             self._lifetime.set_clock(clock, self.step)
             self.step = clock.step
 
     def page(self, offset: int, limit: int) -> RowData:
-        """Return the rows `offset` to `offset + limit` in ascending order of id."""
+        """Return up to `limit` rows in ascending order of id, beginning with row number `offset`."""
         with self._lock:
             ids = self.scan.ascending()[offset : offset + limit].copy()
         return self.rows(ids)
 
     def state(self, offset: int, limit: int) -> tuple[Ids, Floats]:
-        """Return the ids and values of such a page, without scores and steps."""
+        """Return ids and values (weights and optimizer state) of up to `limit` rows, ordered as in `page`."""
         rows = self.page(offset, limit)
         return rows.ids, rows.values
 
     def restore(
         self, ids: Ids, values: Floats, touched: Ids | None = None, scores: Floats | None = None
     ) -> None:
-        """Write rows. Without `touched` and `scores` they count as first pushed by the last update."""
+        """Write rows from their ids and values.
+
+        Args:
+            ids: int64 [n].
+            values: float32 weights and optimizer state of each row.
+            touched: Step of each row's last push, or None for the present step.
+            scores: Shows and clicks, or frequency, of each row, or None for zeros.
+        """
         touched = np.full(len(ids), self.step) if touched is None else touched
         if scores is None:
             scores = np.zeros((len(ids), self.spec.scores), np.float32)
         self.write(RowData(ids, values, touched, scores))
 
     def restore_step(self, step: int) -> None:
-        """Set how many updates the table has had, and nothing else of its clock."""
+        """Set the number of updates so far, and leave the times of past shrinks unchanged."""
         self.set_clock(dataclasses.replace(self.clock, step=step))
 
     def freeze(self, changes: TableChanges | None = None) -> FrozenSparseTable:
-        """Return an image of the table as it is now, to be read while training goes on. Close it after that.
+        """Return an image of the table as it is now, which can be read while training goes on.
 
-        It costs one bit a row now, and a copy of each row that changes before it is read (row_snapshot.py).
+        Close it after reading.
+
+        Making the image costs one bit per row. Later, a row that changes before it was read is copied first
+        (row_snapshot.py).
 
         Args:
-            changes: Changes that the image contains, for a delta, or None for the whole table.
+            changes: Result of `changed_since`, to make an image of only these changes, or None for the whole
+                table.
         """
         with self._lock:
             waiting = CandidateData() if self._waiting is None else self._waiting.read(self.step)
@@ -446,29 +506,30 @@ class SparseTable:
         return FrozenSparseTable(self.spec, clock, rows, waiting, *contents)
 
     def mark(self, *, bounded: bool = False) -> HistoryPoint:
-        """Mark the present state, so that `changed_since` can list later changes. Release the mark after use.
+        """Mark the present state, so that `changed_since` can list later changes. Call `release` when done.
 
         Args:
-            bounded: Give the mark up beyond 4 million removed ids. Ask `scan.has_history_since` before use.
+            bounded: True to give the mark up after 4 million removed ids. Before using such a mark, check
+                `scan.has_history_since`.
         """
         with self._lock:
             return self.scan.mark(self.step, bounded=bounded)
 
     def changed_since(self, mark: HistoryPoint) -> TableChanges:
-        """Return the ids of rows that are new or may differ since the mark, and of those removed since.
+        """Return the ids of rows that are new or may have changed since the mark, and of rows removed since.
 
-        Costs one look at the index (3 to 8 ns a row), and nothing while the table trains. Candidates and the
-        clock are not part of it: they are small, and written whole.
+        Scans the index once (3 to 8 ns per row); the mark does not slow down training. Candidates (ids
+        without a row yet) and the clock are not included, because a delta stores them whole.
         """
         with self._lock:
             return self.scan.changed_since(mark, self.step)
 
     def set_since(self, mark: HistoryPoint) -> tuple[Ids, Ids]:
-        """Return the ids of rows that were written since a mark (not pushed), and of removed rows."""
+        """Return the ids of rows that `write` has set since a mark, and the ids of rows removed since."""
         with self._lock:
             return self.scan.set_since(mark)
 
     def release(self, mark: HistoryPoint) -> None:
-        """Drop a mark, because changes since it are no longer needed."""
+        """Drop a mark, so that the table no longer records removed ids for it."""
         with self._lock:
             self.scan.release(mark)

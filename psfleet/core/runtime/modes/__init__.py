@@ -1,1 +1,1 @@
-"""Consistency modes, worker side: each module wraps the runtime of a cluster and changes how it trains."""
+"""Worker's side of the consistency modes. Each module wraps a cluster's runtime and changes how it trains."""

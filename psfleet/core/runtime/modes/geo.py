@@ -1,23 +1,23 @@
-"""Geo mode: each worker trains on local copies of the tables and adds its progress to the servers' tables.
+"""Geo mode: each worker trains on local copies of the tables and adds its changes to the servers' tables.
 
-As in the reference's geo mode, a worker sends after every `k_steps` steps, for each weight,
+As in the geo mode of Paddle, a worker sends after every `k_steps` steps, for each weight,
 
     delta = (copy - base) / number of workers
 
-The copy is the worker's weight, and the base is what the worker believes the server's weight to be. The
-server adds delta to its weight, and the worker adds it to the base. When the worker later reads the server's
-value,
+The copy is the weight in the worker, and the base is the worker's knowledge of the weight on the server. The
+server adds delta to its weight, and the worker adds delta to the base. When the worker later reads the
+server's value,
 
     copy = value + (copy - base)        base = value
 
-so that progress that was not sent yet stays in the copy. Over time all of it reaches the servers; `flush`,
+so that changes that were not sent yet stay in the copy. Over time all changes reach the servers; `flush`,
 collectives and the end of the script send the remainder (copy - base) at once, undivided.
 
-One thing differs from the reference, which keeps every row on every worker. Here a row is copied when it is
+One thing differs from Paddle, where every worker has a copy of every row. Here a row is copied when it is
 first read, and refreshed when it is first read after an exchange. When a table has more than `copied_rows`
 copies, its remainders are sent and all its copies are dropped, including their optimizer state.
 
-Everything runs in the thread that trains. See `half_async.py` for a mode with a thread of its own.
+Everything runs in the thread that trains. `half_async.py` is a mode with a thread of its own.
 """
 
 import dataclasses
@@ -49,42 +49,45 @@ _NONE = np.zeros(0, np.int64)
 
 
 class LocalTable(Protocol):
-    """A worker's copy of one table, together with the base that its progress is measured from."""
+    """A worker's copy of one table, and its base: the servers' values as far as the worker knows."""
 
     @property
     def owes(self) -> bool:
-        """True if the copies hold updates that the servers do not have."""
+        """True if the copies contain updates that the servers do not have."""
 
     def __len__(self) -> int:
         """Return the number of copied rows, which is 0 for a dense table."""
 
     def touch(self, ids: Ids) -> None:
-        """Remember the ids of a push: only rows that were pushed can differ from their base."""
+        """Record the ids of a push, because only rows that were pushed can differ from their base."""
 
     def delta(self, share: float) -> "Delta":
-        """Return this share (0 to 1) of the unsent updates, which stay unsent until `commit`."""
+        """Return a share (0 to 1) of the unsent updates. They count as unsent until `commit`."""
 
     def commit(self, delta: "Delta") -> None:
-        """Set the base after a delta was pushed. The copies must not have changed since `delta`."""
+        """Change the base after a delta was pushed. The copies must not have changed since `delta`."""
 
     def expire(self) -> None:
-        """Mark the copies as out of date, so that the next read of a row asks the servers."""
+        """Mark the copies as out of date, so that the next read of a row pulls it from the servers."""
 
     def rebase(self) -> None:
-        """Set the base to the copies, because both sides have just been set to the same values."""
+        """Set the base to the copies, because the servers and the copies were just set to the same values."""
 
     def drop_copies(self) -> None:
-        """Drop the copies. Call it only after a commit of `delta(1.0)`, as unsent updates would be lost."""
+        """Drop the copies.
+
+        Call it only after a commit of `delta(1.0)`, because unsent updates would be lost.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class Delta:
-    """Updates of one table that an exchange sends.
+    """Updates of one table to send to the servers.
 
     Attributes:
         values: Difference between the copy and its base, times the share; rows [n, dim] of a sparse table.
         ids: int64 [n], or None for a dense table.
-        base: Base once the servers have the values: float32 of their shape.
+        base: New base, once the servers have added the values: float32 of the same shape.
         is_full: True if no update remains unsent.
     """
 
@@ -95,7 +98,7 @@ class Delta:
 
 
 class LocalDenseTable:
-    """Copy of a dense table, and its base (float32, flat)."""
+    """Copy of a dense table, and its base: the servers' values as far as the worker knows (float32, flat)."""
 
     def __init__(self, table: DenseTable) -> None:
         self._table = table
@@ -122,7 +125,7 @@ class LocalDenseTable:
         self._base = delta.base
 
     def refresh(self, value: Floats) -> None:
-        """Move the copy to the servers' value, float32 [m], plus the progress that was not sent yet."""
+        """Set the copy to the servers' value, float32 [m], plus the changes that were not sent yet."""
         set_values(self._table, value + (values_of(self._table) - self._base))
         self._base = value.copy()
 
@@ -139,8 +142,8 @@ class LocalDenseTable:
 class LocalSparseTable:
     """Copied rows of a sparse table, their bases, and the ids that were read since the last exchange.
 
-    The base is a second sparse table with the same initializer. An id without a row therefore has the same
-    value in both, and a delta of 0.
+    The base of a row is the servers' value as far as the worker knows. Bases are a second sparse table with
+    the same initializer. An id without a row therefore has the same value in both tables, and a delta of 0.
 
     Args:
         local: Runtime that trains the copies.
@@ -175,19 +178,18 @@ class LocalSparseTable:
         self._touched.append(_distinct(ids))
 
     def stale(self, ids: Ids) -> Ids:
-        """Return the distinct ids that have not been read since the last exchange."""
+        """Return the ids that have not been read since the last exchange, each once."""
         ids = _distinct(ids)
         if not len(self._fresh):
             return ids
-        # Binary search in the ascending ids. An id above all of them gets the last position, and differs.
+        # Binary search in the ascending ids. An id above the last one gets the last position, and differs.
         at = np.minimum(np.searchsorted(self._fresh, ids), len(self._fresh) - 1)
         unread: Ids = ids[self._fresh[at] != ids]
         return unread
 
     def refresh(self, ids: Ids, rows: Floats) -> None:
-        """Move copies to the servers' rows [n, dim] of distinct ids [n], plus progress not sent yet."""
-        # A row that equals its base needs no write. This also makes no rows for ids that only have first
-        # values.
+        """Set copies to the servers' rows [n, dim] of distinct ids [n], plus changes not sent yet."""
+        # A row that equals its base needs no write. So ids that only have initial values get no row.
         base, local_rows = weights_of(self._base, ids), weights_of(self._table, ids)
         differs = (rows != base).any(axis=1)
         if differs.any():
@@ -195,12 +197,12 @@ class LocalSparseTable:
                 self._table, ids[differs], rows[differs] + (local_rows[differs] - base[differs])
             )
             set_rows(self._base, ids[differs], rows[differs])
-        # Two ascending runs, which a stable sort merges.
+        # Both parts are ascending, and a stable sort merges them fast.
         self._fresh = np.sort(np.concatenate([self._fresh, np.sort(ids)]), kind="stable")
 
     def delta(self, share: float) -> Delta:
-        # A share is sent of the rows pushed since the last exchange. Only a full exchange also sends the
-        # remainders of earlier ones: else each row would travel in every exchange after its push.
+        # Send a share of the rows pushed since the last exchange. Only a full exchange also sends the
+        # remainders of earlier exchanges: otherwise each row would be sent in every exchange after its push.
         batches = [*self._touched, *([self._owing] if share == 1.0 else [])]
         if self._spec.every_row and batches:
             batches = [self._table.ids()]
@@ -251,12 +253,12 @@ def _distinct(ids: Ids) -> Ids:
 class GeoRuntime(ForwardingRuntime):
     """Runtime of geo mode, which trains on copies of a cluster's tables.
 
-    Each worker has its own optimizer state. The servers hold weights, and optimizer state as it was before
-    geo mode.
+    Each worker has its own optimizer state. The servers store weights; their optimizer state does not change
+    in geo mode.
 
     Args:
         fleet: Runtime of the cluster, in geo mode.
-        settings: Exchange interval and number of rows to copy.
+        settings: Number of steps between exchanges, and number of rows to copy.
     """
 
     def __init__(self, fleet: ClusterLike, settings: ConsistencySettings) -> None:
@@ -289,10 +291,13 @@ class GeoRuntime(ForwardingRuntime):
         return spec
 
     def _copy(self, spec: TableSpec) -> None:
-        """Copy a table: a dense one now, with its optimizer state; rows when they are read, without it."""
+        """Copy a table.
+
+        A dense table is copied now, with its optimizer state; rows when they are first read, without.
+        """
         if spec.key in self._copies or spec.rule.counts:
-            return  # counts go straight to the servers
-        # Admission, devices and storage precision are the servers' concern; copies are plain float32 rows.
+            return  # counts are pushed to the servers directly
+        # Admission, devices and storage precision only matter on the servers; copies are plain float32 rows.
         local_spec = dataclasses.replace(spec, entry=None, device=None, precision="float32")
         if spec.kind == "dense":
             state = self._fleet.read_table(spec.key)
@@ -308,7 +313,7 @@ class GeoRuntime(ForwardingRuntime):
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """Return values of the copies, after pulling the rows not read since the last exchange.
 
-        Counts have no copies and are pulled from the servers.
+        Tables of counts (metrics) have no copies and are pulled from the servers.
         """
         ids_by_table: dict[int, list[Ids]] = {}
         for read in reads:
@@ -351,9 +356,9 @@ class GeoRuntime(ForwardingRuntime):
         return CompletedPush()
 
     def _exchange(self, share: float) -> None:
-        """Send this share of the progress of all tables, then read the dense tables.
+        """Send this share of the unsent changes of all tables, then read the dense tables.
 
-        A table with more than `copied_rows` copies sends all of its progress, and its copies are dropped.
+        A table with more than `copied_rows` copies sends all of its changes, and its copies are dropped.
         """
         full = [copy for copy in self._copies.values() if len(copy) > self._settings.copied_rows]
         deltas = {
@@ -364,11 +369,11 @@ class GeoRuntime(ForwardingRuntime):
         try:
             self._fleet.push(gradients, samples=self._samples, loss=self._loss)
         except UsageError as error:
-            # A server has refused an earlier push, and this one was not sent. Send it now, because there may
-            # be no later exchange, and report the refusal afterwards.
+            # A server has refused an earlier push, and this push was not sent. Send it now, because there may
+            # be no later exchange, and raise the refusal afterwards.
             refusal = error
             self._fleet.push(gradients, samples=self._samples, loss=self._loss)
-        # The bases move only now: if the push has failed, the next exchange sends the same updates.
+        # The bases change only now: if the push has failed, the next exchange sends the same updates.
         for key, delta in deltas.items():
             self._copies[key].commit(delta)
         self._steps = self._samples = 0
@@ -389,13 +394,13 @@ class GeoRuntime(ForwardingRuntime):
             copy.refresh(value.reshape(-1))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send all progress that the servers do not have, and wait until it is applied."""
+        """Send all changes that the servers do not have, and wait until they are applied."""
         if any(copy.owes for copy in self._copies.values()):
             self._exchange(1.0)
         self._fleet.flush(timeout)
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Wait for all workers; afterwards each worker's copies are the servers' values."""
+        """Wait for all workers. Afterwards each worker's copies are equal to the servers' values."""
         self.flush(timeout)
         self._fleet.barrier(timeout)
         self._read_all()
@@ -424,7 +429,7 @@ class GeoRuntime(ForwardingRuntime):
 
     @override
     def write_table(self, table: int, state: TableState) -> None:
-        """Set a table; the other workers read it at their next exchange."""
+        """Overwrite a table. The other workers read the new values at their next exchange."""
         self.flush()
         self._fleet.write_table(table, state)
         if table in self._copies:
@@ -433,7 +438,7 @@ class GeoRuntime(ForwardingRuntime):
 
     @override
     def load(self, path: str) -> None:
-        """Load all tables; the other workers read them at their next exchange."""
+        """Load all tables. The other workers read the new values at their next exchange."""
         self.flush()
         self._fleet.load(path)
         self._local.close()

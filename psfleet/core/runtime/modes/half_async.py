@@ -1,12 +1,12 @@
 """Half-async mode: pushes wait in a queue, and a thread sends several of them summed to one push.
 
-This is the reference's asynchronous communicator. The thread takes up to `max_merge` waiting pushes, sums
-their gradients, pushes the sum and waits for the servers. A slow fleet thus gets fewer and larger pushes
-instead of holding up the worker, until `queue_size` pushes wait; then `push` blocks. A pull does not wait for
+This is what Paddle calls the asynchronous communicator. The thread takes up to `max_merge` waiting pushes,
+sums their gradients, pushes the sum and waits for the servers. A slow fleet thus gets fewer and larger pushes
+instead of delaying the worker, until `queue_size` pushes wait; then `push` blocks. A pull does not wait for
 the queue; `flush` and every collective do.
 
-The servers apply a sum as one update of the rule. Only steps with the same tables, shapes and learning rates
-are summed; other steps leave one after the other, in order.
+The servers apply a sum as one update of the optimizer rule. Only steps with the same tables, shapes and
+learning rates are summed; other steps are sent one after the other, in their order.
 
 Two locks: `_changed` protects the queue and the error, `_using` the cluster's runtime, which only one thread
 at a time may call. No thread holds both, so the trainer can pull while the sending thread waits for a reply.
@@ -45,7 +45,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(eq=False)
 class _QueuedPush:
-    """Push of the script, from the queue until the servers have acknowledged it."""
+    """Push of the script, from its start in the queue until the servers have acknowledged it."""
 
     gradients: list[Gradient]
     samples: int
@@ -56,12 +56,15 @@ class _QueuedPush:
     error: PsfleetError | None = None
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return once the servers have acknowledged this push; raise its error, each time it is asked."""
+        """Wait until the servers have acknowledged this push.
+
+        Each call raises the push's error, if it has one.
+        """
         self.runtime.await_push(self, timeout)
 
 
 def _alone(method: F) -> F:
-    """Return the cluster's method, called while no other thread uses the cluster's runtime."""
+    """Return a method that calls the cluster's method while no other thread uses the cluster's runtime."""
 
     def call(runtime: "HalfAsyncRuntime", *args: Any, **keywords: Any) -> Any:
         with runtime.alone():
@@ -71,7 +74,7 @@ def _alone(method: F) -> F:
 
 
 def _flushed(method: F) -> F:
-    """Return the cluster's method, called after the servers have applied everything that was pushed."""
+    """Return a method that calls the cluster's method after the servers have applied all earlier pushes."""
 
     def call(runtime: "HalfAsyncRuntime", *args: Any, **keywords: Any) -> Any:
         runtime.flush()
@@ -84,13 +87,13 @@ def _flushed(method: F) -> F:
 class HalfAsyncRuntime(ForwardingRuntime):
     """Runtime of a cluster with a queue before its pushes.
 
-    If a push fails, its ticket and every later call raise the error, as no push may be skipped. If a server
-    refuses a push (for example because a table is full), later pushes continue. The ticket of that push
-    raises the refusal, and so does the next call, unless the ticket was waited for before.
+    If a push fails, its `wait` and every later call raise the error, because no push may be skipped. If a
+    server refuses a push (for example because a table is full), later pushes continue. The `wait` of that
+    push raises the refusal; if it was not called, the next call of the runtime does.
 
     Args:
         fleet: Runtime of the cluster.
-        settings: Number of pushes to merge, and number that may wait.
+        settings: Number of pushes to merge, and number of pushes that may wait.
     """
 
     def __init__(self, fleet: ClusterLike, settings: ConsistencySettings) -> None:
@@ -101,8 +104,10 @@ class HalfAsyncRuntime(ForwardingRuntime):
         self._changed = threading.Condition()
         self._queue: deque[_QueuedPush] = deque()
         self._sending = 0  # steps that have left the queue and are not acknowledged
-        self._error: PsfleetError | None = None  # of a failed push; nothing is sent after it
-        self._refusals: list[UsageError] = []  # that no ticket and no call has raised yet
+        # Error of a failed push, after which nothing is sent.
+        self._error: PsfleetError | None = None
+        # Refusals that were not raised yet, neither by `wait` nor by another call.
+        self._refusals: list[UsageError] = []
         self._closing = False
         self._thread = ServiceThread(self._run, "merging")
         self._thread.start()
@@ -123,7 +128,7 @@ class HalfAsyncRuntime(ForwardingRuntime):
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> _QueuedPush:
-        """Put a push into the queue, after waiting for room in it."""
+        """Put a push into the queue. Waits while the queue is full."""
         # Checked here, so that this call reports a bad gradient; the sending thread would report it later.
         check_gradients(self._spec_of, gradients)
         step = _QueuedPush(
@@ -146,7 +151,7 @@ class HalfAsyncRuntime(ForwardingRuntime):
         return spec
 
     def await_push(self, step: _QueuedPush, timeout: float | None) -> None:
-        """Wait until a push is over, and raise its own error if it has failed or was refused."""
+        """Wait until a push is acknowledged, and raise its error if it has failed or was refused."""
         self._wait_until(lambda: step.is_over, timeout)
         # Nothing is sent after a failed push, so a push that still waits then has failed too.
         error = step.error if step.is_over else self._error
@@ -210,7 +215,7 @@ class HalfAsyncRuntime(ForwardingRuntime):
             )
 
     def _next(self) -> list[_QueuedPush] | None:
-        """Return the pushes to send together next; None when this runtime is closed."""
+        """Return the pushes to send together next, or None when this runtime is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing)
             if self._closing:
@@ -224,7 +229,8 @@ class HalfAsyncRuntime(ForwardingRuntime):
                 and _kind(self._queue[0]) == kind
             ):
                 steps.append(self._queue.popleft())
-            # Set under the same lock that has emptied the queue: `flush` must never see neither.
+            # Set under the same lock under which pushes leave the queue: `flush` must see each push in one of
+            # the two.
             self._sending = len(steps)
             self._changed.notify_all()
             return steps
@@ -267,7 +273,7 @@ class HalfAsyncRuntime(ForwardingRuntime):
             yield
 
     def _check(self) -> None:
-        """Raise the refusals that nobody has raised yet, as one error, or else the error of a failed push."""
+        """Raise refusals that were not raised yet, as one error, or else the error of a failed push."""
         if self._refusals:
             refusals, self._refusals = self._refusals, []
             raise joined_refusals(refusals)
@@ -276,7 +282,7 @@ class HalfAsyncRuntime(ForwardingRuntime):
 
 
 def _owned(gradient: Gradient) -> Gradient:
-    """Return the gradient with copied arrays, as the caller may change its arrays while the push waits."""
+    """Return the gradient with copied arrays: the caller may change its arrays while the push waits."""
     ids = None if gradient.ids is None else np.array(gradient.ids)
     return replace(gradient, values=np.array(gradient.values, np.float32), ids=ids)
 

@@ -1,8 +1,8 @@
-"""Local SGD (`localsgd` of a strategy): each worker trains the dense tables alone; the weights are averaged.
+"""Local SGD (`localsgd` of a strategy): workers train dense tables separately and average their weights.
 
-Averaging every `k_steps` pushes replaces a round trip per step where dense tables are large or the network is
-slow. Sparse tables stay on the servers. It needs a mode with rounds, since workers that average wait for each
-other. Everything runs in the thread that trains.
+Averaging every `k_steps` pushes replaces a network round trip per step, for large dense tables or a slow
+network. Sparse tables stay on the servers. It needs a mode with rounds (sync), since workers that average
+wait for each other. Everything runs in the thread that trains.
 """
 
 import dataclasses
@@ -33,13 +33,13 @@ Floats = NDArray[np.float32]
 class LocalSGDRuntime(ForwardingRuntime):
     """Runtime of a cluster whose dense tables are trained in this process for `k_steps` pushes at a time.
 
-    Each worker has its own optimizer state for the dense tables. Weights are averaged over the workers that
-    have trained since the last average, in worker order, after every `k_steps` pushes and at each collective
-    (barrier, all_reduce). At a barrier the first worker also writes them to the servers' tables, with its own
-    optimizer state; so does a worker that saves.
+    Each worker has its own optimizer state for the dense tables. Weights are averaged after every `k_steps`
+    pushes and at each collective (barrier, all_reduce), in the order of ranks, over the workers that have
+    trained since the last average. At a barrier the first worker also writes the averages to the servers'
+    tables, with its own optimizer state; so does a worker that saves.
 
     Workers may have different numbers of steps: a worker that waits at a barrier takes part in the averages
-    of the other workers until all have reached it.
+    of the other workers until all have arrived.
 
     Args:
         fleet: Runtime of the cluster.
@@ -73,7 +73,7 @@ class LocalSGDRuntime(ForwardingRuntime):
         return pull_parts(reads, self._local, self._fleet)
 
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        """Begin a pull, or pull at once if one of the tables is trained in this process."""
+        """Start a pull, or pull at once if a requested table is trained in this process."""
         local = self._local.specs()
         if any(read.table in local for read in reads):
             return super().pull_ahead(reads)
@@ -82,7 +82,10 @@ class LocalSGDRuntime(ForwardingRuntime):
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> PendingPush:
-        """Update the local tables and send the other gradients; every `k_steps`-th push averages."""
+        """Update the local tables and send the other gradients.
+
+        Every `k_steps`-th push averages the weights.
+        """
         local = self._local.specs()
         near = [gradient.untravelled() for gradient in gradients if gradient.table in local]
         far = [gradient for gradient in gradients if gradient.table not in local]
@@ -115,7 +118,7 @@ class LocalSGDRuntime(ForwardingRuntime):
         """Make a step for which nothing was pushed to the servers.
 
         The servers get an empty push, so that their round closes. A worker that had no samples also counts
-        the step as the other workers do, so that all of them average in the same step.
+        the step, so that all workers average in the same step.
         """
         idle = not self._near
         self._send([], None)
@@ -137,10 +140,10 @@ class LocalSGDRuntime(ForwardingRuntime):
         self._local.write_table(spec.key, state)
 
     def _meet(self, stay: bool) -> None:
-        """Average with all workers; with `stay`, repeat until all workers have called it with `stay`."""
-        # The sums are the same on all workers, so all take the same branch below and call the same
-        # collectives in the same order. A worker that went by its own flags would wait for the others for
-        # ever.
+        """Average with all workers. With `stay`, repeat until all workers have called this with `stay`."""
+        # The sums are the same on all workers, so all workers take the same branch below and call the same
+        # collectives in the same order. If a worker decided by its own flags, it could wait for the other
+        # workers for ever.
         while True:
             words = np.array([self._trained, stay, self._rewritten, self._begun], np.int64)
             trainers, staying, writers, starters = self._fleet.all_reduce(words).tolist()
@@ -157,7 +160,7 @@ class LocalSGDRuntime(ForwardingRuntime):
     def _average(self, trainers: int) -> None:
         keys = sorted(self._local.specs())
         states = [self._local.read_table(key) for key in keys]
-        # All tables in one vector, in the order of their keys: one all-reduce in place of one per table.
+        # All tables in one vector, in the order of their keys: one all-reduce instead of one per table.
         local_weights = np.concatenate([state.values[0].reshape(-1) for state in states])
         total = self._fleet.all_reduce(
             local_weights if self._trained else np.zeros_like(local_weights)
@@ -182,7 +185,7 @@ class LocalSGDRuntime(ForwardingRuntime):
             self._fleet.write_table(key, self._local.read_table(key))
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Wait for all workers; afterwards they and the servers have the same dense weights."""
+        """Wait for all workers. Afterwards all workers and the servers have the same dense weights."""
         self._meet(stay=True)
         if self._unpublished and self.worker_index == 0:
             self._publish()
@@ -195,24 +198,24 @@ class LocalSGDRuntime(ForwardingRuntime):
         return self._fleet.all_reduce(value, mode)
 
     def read_table(self, table: int) -> TableState:
-        """Read a table; of a dense table that is trained here, return this worker's copy."""
+        """Read a table. For a dense table that is trained here, returns this worker's copy."""
         here = table in self._local.specs()
         return self._local.read_table(table) if here else self._fleet.read_table(table)
 
     def write_table(self, table: int, state: TableState) -> None:
-        """Set a table on the servers and here; the other workers copy it at the next barrier."""
+        """Overwrite a table on the servers and here. The other workers copy it at the next barrier."""
         self._fleet.write_table(table, state)
         if table in self._local.specs():
             self._local.write_table(table, state)
             self._rewritten = True
 
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
-        """Save all tables; dense tables are saved with this worker's weights and optimizer state."""
+        """Save all tables. Dense tables are saved with this worker's weights and optimizer state."""
         self._publish()
         return self._fleet.save(path, delta=delta, base=base)
 
     def load(self, path: str) -> None:
-        """Load all tables; the other workers copy the dense ones at the next barrier."""
+        """Load all tables. The other workers copy the dense tables at the next barrier."""
         self._fleet.load(path)
         self._retake()
         self._rewritten = True

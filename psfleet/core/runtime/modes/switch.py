@@ -1,7 +1,7 @@
 """Runtime of a cluster in the strategy's consistency mode, and the switch to another mode during training.
 
-A mode may put a runtime of its own in front of the cluster's (`geo.py`, `half_async.py`). `ModeSwitchRuntime`
-is the object that scripts keep, so that this front can be replaced without their noticing.
+A mode may wrap the cluster's runtime in a runtime of its own (`geo.py`, `half_async.py`). Scripts use
+`ModeSwitchRuntime`, which stays the same object when a mode switch replaces that wrapper.
 """
 
 from collections.abc import Callable
@@ -25,30 +25,30 @@ _log = log_of(__name__)
 def connect(
     environment: Environment, consistency: ConsistencySettings, wire: WireSettings | None = None
 ) -> "ModeSwitchRuntime":
-    """Connect to the cluster that the environment names, in this mode."""
+    """Connect to the cluster that the environment names, in this consistency mode."""
     cluster: ClusterLike = load_runtime("cluster", environment, consistency.declared, wire=wire)
     return ModeSwitchRuntime(cluster, consistency)
 
 
 class ModeRuntime(ScriptRuntime, Protocol):
-    """Runtime that a mode puts in front of the cluster's; `ConsistencyMode.runtime` names its class."""
+    """Runtime in which a mode wraps the cluster's runtime; `ConsistencyMode.runtime` names its class."""
 
     def release(self) -> None:
-        """Release everything except the cluster's runtime, which goes on in another mode."""
+        """Release everything except the cluster's runtime, which continues in another mode."""
 
 
 class ModeSwitchRuntime(ForwardingRuntime):
-    """Runtime that scripts keep while the mode changes.
+    """Runtime of a script in a cluster, which stays the same object when the consistency mode changes.
 
     Args:
         cluster: Runtime of the cluster.
-        consistency: Mode that the script or launcher asks for.
+        consistency: Mode that the script or launcher requests.
 
     Attributes:
-        consistency: Mode of the fleet now. It differs from the requested one in a process that joins after a
-            mode switch.
-        check: Function that raises ConfigError if a mode contradicts the rest of the strategy. It is called
-            before each switch.
+        consistency: Present mode of the fleet. It differs from the requested mode in a process that joins
+            after a mode switch.
+        check: Function that is called before each switch and raises ConfigError if a mode contradicts the
+            rest of the strategy.
     """
 
     pools: bool = read_through("_fleet.pools")
@@ -63,15 +63,15 @@ class ModeSwitchRuntime(ForwardingRuntime):
         self._enter()
 
     def _enter(self) -> None:
-        """Put the runtime of the present mode in front of the cluster's."""
+        """Wrap the cluster's runtime in that of the present mode, if the mode has one."""
         self._front = _front(self._cluster, self.consistency)
         self._fleet = self._cluster if self._front is None else self._front
 
     @override
     def set_mode(self, consistency: ConsistencySettings) -> None:
         self.check(consistency)
-        # Flush through the present mode's runtime first: what it still holds (a queue, unsent deltas) belongs
-        # to the old mode. Release it only after the switch, which the coordinator may refuse.
+        # Flush through the present mode's runtime first: its queue and unsent deltas belong to the old mode.
+        # Release it only after the switch, which the coordinator may refuse.
         self._fleet.flush()
         self._cluster.set_mode(consistency)
         self._release()
@@ -88,7 +88,7 @@ class ModeSwitchRuntime(ForwardingRuntime):
     def _follow(self, mode: str, settings: dict[str, int]) -> None:
         """Apply a mode request, or log a warning if it contradicts the strategy.
 
-        All workers have the same strategy, so either all of them switch or none does.
+        All workers have the same strategy, so either all workers switch or none does.
         """
         try:
             consistency = Settings.from_parts(
@@ -105,13 +105,18 @@ class ModeSwitchRuntime(ForwardingRuntime):
             self._front.release()
 
     def abandon(self) -> None:
-        """Release every resource without telling the fleet, as if this process had died."""
+        """Release every resource without notifying the fleet, as if this process had died."""
         self._cluster.abandon()
         self._release()
 
 
 def check_mode(runtime: ScriptRuntime, mode: Mode, caller: str) -> None:
-    """Refuse to join a cluster's runtime that is in another mode. An embedded runtime has no mode.
+    """Raise an error if a cluster's runtime is in another mode. An embedded runtime has no mode.
+
+    Args:
+        runtime: Runtime that the caller would share.
+        mode: Mode that the caller requests.
+        caller: Name of the calling function, for the message.
 
     Raises:
         ConfigError: The runtime is in another mode.
@@ -125,10 +130,15 @@ def check_mode(runtime: ScriptRuntime, mode: Mode, caller: str) -> None:
 
 
 def check_wire(runtime: ScriptRuntime, wire: WireSettings, caller: str) -> None:
-    """Refuse to join a runtime with other compression on the wire.
+    """Raise an error if a runtime uses other compression for transfers than the caller requests.
+
+    Args:
+        runtime: Runtime that the caller would share.
+        wire: Compression that the caller requests.
+        caller: Name of the calling function, for the message.
 
     Raises:
-        ConfigError: The runtime has other wire settings.
+        ConfigError: The runtime has other settings.
     """
     if runtime.wire != wire:
         raise ConfigError(
@@ -138,10 +148,10 @@ def check_wire(runtime: ScriptRuntime, wire: WireSettings, caller: str) -> None:
 
 
 def _settled(cluster: ClusterLike, consistency: ConsistencySettings) -> ConsistencySettings:
-    """Return the requested mode, or the mode that the fleet has switched to in the meantime.
+    """Return the fleet's mode: the requested mode, unless the fleet has switched to another in the meantime.
 
-    A worker that starts again after a mode switch finds the fleet in the new mode. The servers know only some
-    of its settings; the other ones have their defaults until the script reaches its own `set_mode` call.
+    A worker that restarts after a mode switch finds the fleet in the new mode. The servers know only some of
+    its settings; other settings have their defaults until the script reaches its own `set_mode` call.
     """
     present = cluster.mode
     if consistency.declared.agreed() == present:
@@ -150,7 +160,7 @@ def _settled(cluster: ClusterLike, consistency: ConsistencySettings) -> Consiste
 
 
 def _front(cluster: ClusterLike, consistency: ConsistencySettings) -> ModeRuntime | None:
-    """Return the mode's runtime in front of the cluster, or None if it has none."""
+    """Return the mode's runtime, which wraps the cluster's runtime, or None if the mode has none."""
     if not consistency.declared.runtime:
         return None
     runtime: ModeRuntime = find_part(consistency.declared.runtime)(cluster, consistency)

@@ -1,10 +1,13 @@
-"""Strategy of a training job: the settings, and which source wins.
+"""Strategy of a training job: the settings, and which source of a setting takes precedence.
 
-A setting can come from four sources. For each key, the first source that has it wins: 1. flags of
-psfleet-launch, 2. its strategy file, 3. its job file (these three reach a worker as PSFLEET_STRATEGY), 4. the
-script's DistributedStrategy. Otherwise the default given here applies.
+A setting can come from four sources. For each setting, the first source that has it is used:
 
-A strategy file is TOML with a table for each part that is to be on:
+1. flags of psfleet-launch,
+2. its strategy file,
+3. its job file (a worker gets these three as PSFLEET_STRATEGY),
+4. the script's DistributedStrategy.
+
+Otherwise the setting has its default. A strategy file is TOML with a table for each part that is to be on:
 
     [consistency]
     mode = "ssp"

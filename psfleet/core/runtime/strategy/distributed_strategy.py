@@ -1,7 +1,7 @@
-"""Strategies: Settings (checked and complete), DistributedStrategy (the reference's API), and their merge.
+"""Strategies: Settings (checked and complete), DistributedStrategy (Paddle's API), and how they are merged.
 
-Open it to add a part, to change which parts contradict each other, or to see how the reference's
-`a_sync_configs` become a consistency mode. `strategy_parts.py` has the settings of each part.
+Open it to add a part, to change which parts contradict each other, or to see how Paddle's `a_sync_configs`
+become a consistency mode. `strategy_parts.py` has the settings of each part.
 """
 
 import dataclasses
@@ -73,7 +73,12 @@ _WORDS: dict[type, str] = {Mapping: "dict", str: "str", bool: "bool"}
 
 @dataclass(frozen=True)
 class Settings:
-    """Complete strategy, whose parts have been checked against each other. A part that is None is off."""
+    """Complete strategy, whose parts have been checked against each other.
+
+        Settings.from_parts({"consistency": {"mode": "ssp", "staleness": 4}})
+
+    A part that is None is off.
+    """
 
     consistency: ConsistencySettings = dataclasses.field(default_factory=ConsistencySettings)
     gradient_merge: GradientMergeSettings | None = None
@@ -108,7 +113,10 @@ class Settings:
 
     @classmethod
     def from_parts(cls, parts: Mapping[str, Mapping[str, Any]]) -> "Settings":
-        """Return the strategy with these parts switched on, each given as its settings by name.
+        """Return the strategy with these parts switched on.
+
+        Args:
+            parts: For each part its settings by name; {} for a part with default settings.
 
         Raises:
             ConfigError: A part or setting is unknown, of the wrong type or contradicts another.
@@ -118,7 +126,7 @@ class Settings:
 
 
 def check_parts(parts: Any) -> None:
-    """Refuse a value that is not a mapping of known parts, each a mapping of settings.
+    """Raise an error unless the value is a mapping of known parts, each a mapping of settings.
 
     Raises:
         ConfigError: It is another value; the message says what is wrong.
@@ -152,7 +160,7 @@ def build(part: str, values: Mapping[str, Any]) -> Any:
 
 
 def consistency_of(a_sync: bool, configs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the part `consistency` for the reference's `a_sync` and `a_sync_configs`.
+    """Convert Paddle's `a_sync` and `a_sync_configs` to settings of the part `consistency`.
 
     Raises:
         ConfigError: A setting is unknown, of the wrong type or contradicts another.
@@ -176,7 +184,7 @@ def consistency_of(a_sync: bool, configs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_configs(configs: Mapping[str, Any]) -> None:
-    """Refuse names and types that no mode takes.
+    """Raise an error for names or types in `a_sync_configs` that no mode has.
 
     Raises:
         ConfigError: A setting is unknown or of the wrong type.
@@ -197,9 +205,10 @@ def check_configs(configs: Mapping[str, Any]) -> None:
 
 
 def _asked(configs: Mapping[str, Any]) -> ConsistencyMode | None:
-    """Return the mode that `a_sync_configs` asks for, or None if it names none.
+    """Return the mode that `a_sync_configs` selects, or None if it selects none.
 
-    The first of a mode's names is the key that asks for it; the other ones are settings that need this key.
+    The first of a mode's names is the key that selects the mode; its other names are settings that need this
+    key.
     """
     modes: dict[str, ConsistencyMode] = {}
     for mode in MODES.values():
@@ -226,21 +235,21 @@ _SWITCHES = [name for name in PARTS if name != "consistency"]
 
 
 class DistributedStrategy:
-    """Strategy as scripts for the reference write it, with a switch and a dict for each part.
+    """Strategy with the names of Paddle's fleet: a switch and a dict of settings for each part.
 
         strategy = DistributedStrategy(a_sync=True)
         strategy.gradient_merge = True
         strategy.gradient_merge_configs = {"k_steps": 4, "avg": True}
 
-    `a_sync` selects the mode: False is sync, and True is another one, which `a_sync_configs` selects:
+    `a_sync` selects the consistency mode: False is sync, and with True `a_sync_configs` selects the mode:
 
-        {}                                              async (k_steps 0 too, as in the reference)
+        {}                                              async (k_steps 0 too, as in Paddle)
         {"k_steps": 100}                                geo
         {"max_merge_var_num": 8, "send_queue_size": 16} half-async
-        {"staleness": 4}                                ssp, which the reference does not have
+        {"staleness": 4}                                ssp, which Paddle does not have
 
-    `wire` is not a switch but a compression, "bf16" or "int8", for pushes and pulls; `wire_configs` may set
-    another one for either way: {"pull": "bf16"}.
+    `wire` is not a switch but a compression, "bf16" or "int8", for pushes and pulls. `wire_configs` can set
+    another compression for one of the two: {"pull": "bf16"}.
 
     Reading a part's configuration returns all of its settings; assigning one replaces it. Each assignment is
     checked at once, also if the part is off: unknown names and contradictions raise ConfigError.
@@ -279,7 +288,7 @@ class DistributedStrategy:
         switch = name.removesuffix("_configs")
         if switch == name:
             return self._said.get(name, False)
-        # Read-only: what is set goes through the checks of __setattr__.
+        # Read-only: settings must be assigned, so that __setattr__ checks them.
         return MappingProxyType(self._defaults(switch) | self._said.get(name, {}))
 
     def _defaults(self, switch: str) -> dict[str, Any]:
@@ -290,7 +299,7 @@ class DistributedStrategy:
         return {declared.name: declared.default for declared in settings_of(PARTS[switch])}
 
     def parts(self) -> dict[str, dict[str, Any]]:
-        """Return the script's strategy as `Settings.from_parts` takes it."""
+        """Return the script's strategy as argument of `Settings.from_parts`."""
         parts: dict[str, dict[str, Any]] = {
             name: dict(self._said.get(f"{name}_configs", {}))
             for name in _SWITCHES
@@ -305,7 +314,7 @@ class DistributedStrategy:
 
 
 def _check_configs(switch: str, value: Mapping[str, Any]) -> None:
-    """Refuse a configuration that the part could not take, whether it is on or off."""
+    """Raise an error for settings that the part does not have, whether the part is on or off."""
     if switch == "a_sync":
         check_configs(value)
     else:
@@ -315,11 +324,11 @@ def _check_configs(switch: str, value: Mapping[str, Any]) -> None:
 def resolve(
     strategy: DistributedStrategy | Mapping[str, Mapping[str, Any]] | None, overrides: str
 ) -> Settings:
-    """Merge the script's strategy with the launcher's settings, which win.
+    """Merge the script's strategy with the launcher's settings, which take precedence.
 
     Args:
-        strategy: Strategy of the script, perhaps in the form of a strategy file.
-        overrides: Settings of the launcher: JSON in the form of a strategy file, or empty.
+        strategy: Strategy of the script, or a mapping with the contents of a strategy file, or None.
+        overrides: Settings of the launcher: JSON with the contents of a strategy file, or empty.
 
     Raises:
         ConfigError: The overrides are not JSON, or something is unknown or contradictory.
@@ -342,10 +351,10 @@ def resolve(
 def overridden(
     parts: Mapping[str, Mapping[str, Any]], by: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Return the settings of two sources, where those of `by` replace those of `parts`.
+    """Merge the settings of two sources. Settings in `by` replace those in `parts`.
 
-    If `by` names another consistency mode, settings of the replaced mode are dropped: in the new mode they
-    would be errors.
+    If `by` has another consistency mode, settings of the replaced mode are dropped, because they would be
+    errors in the new mode.
     """
     result = {name: {**parts.get(name, {}), **by.get(name, {})} for name in {**parts, **by}}
     before = parts.get("consistency", {}).get("mode")
@@ -358,7 +367,7 @@ def overridden(
 
 
 def load_strategy_file(path: str) -> dict[str, dict[str, Any]]:
-    """Read the parts of a strategy file.
+    """Read the parts of a strategy file (TOML).
 
     Raises:
         ConfigError: The file is missing, not TOML, or has an unknown part or setting.
@@ -374,13 +383,13 @@ _decide: Decide | None = None
 
 
 def decide_by(decide: Decide) -> None:
-    """Set the function that `adopt` calls; the fleet of this process registers itself here."""
+    """Set the function that `adopt` calls. The fleet of this process registers itself here."""
     global _decide
     _decide = decide
 
 
 def adopt(strategy: DistributedStrategy | Mapping[str, Any] | None) -> Settings:
-    """Train by this strategy from now on, and return the settings after the launcher's are merged.
+    """Use this strategy from now on, and return it merged with the launcher's settings.
 
     Args:
         strategy: Strategy of the script, or None to keep the present one.
@@ -390,8 +399,8 @@ def adopt(strategy: DistributedStrategy | Mapping[str, Any] | None) -> Settings:
             connection.
     """
     if _decide is None:
-        # A script may use an optimizer without naming the fleet. The fleet is built on the
-        # optimizers, so this package cannot import it; importing it calls `decide_by`.
+        # A script may use an optimizer without importing the fleet. The fleet imports the optimizers, so this
+        # package cannot import the fleet at its top. Importing the fleet calls `decide_by`.
         importlib.import_module("psfleet.fleet")
     assert _decide is not None
     return _decide(strategy)

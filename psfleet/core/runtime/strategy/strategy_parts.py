@@ -1,4 +1,4 @@
-"""Parts of a strategy, one frozen dataclass each: consistency, execution, updates, compression on the wire.
+"""Parts of a strategy, one frozen dataclass each: consistency, execution, updates, compression of transfers.
 
 A field made by `setting(...)` declares default, help, flag and limits at once. psfleet-launch derives its
 flags from these declarations, and a new field needs no other change. A dataclass checks its values when it is
@@ -85,7 +85,7 @@ class ConsistencySettings:
 
     @staticmethod
     def settings() -> tuple[Setting, ...]:
-        """Return the declarations of the mode and of all modes' settings, with shared settings at the end."""
+        """Return the declarations of the mode and of all modes' settings; shared settings are last."""
         by_name: dict[str, Setting] = {}
         modes: dict[str, list[str]] = {}
         for name, declaration in MODES.items():
@@ -104,7 +104,7 @@ class ConsistencySettings:
 
 
 def settings_of_mode(mode: str | None) -> tuple[str, ...]:
-    """Return the names of a mode's settings, or none if the mode is unknown or None."""
+    """Return the names of a mode's settings, or () if the mode is unknown or None."""
     declaration = MODES.get(mode or "")
     return () if declaration is None else tuple(field.name for field in fields(declaration))
 
@@ -127,9 +127,9 @@ def _contradiction(name: str, value: Any, mode: str) -> ConfigError:
 
 @dataclass(frozen=True)
 class PipelineSettings:
-    """Pipeline: the program is cut into sections, which stages run on micro-batches.
+    """Pipeline: the program is divided into sections, which stages (processes) run on micro-batches.
 
-    Embedded, one process runs all sections in turn, cut at the same points.
+    An embedded process runs all sections one after the other, divided in the same way.
     """
 
     schedule: Schedule = setting(
@@ -206,7 +206,7 @@ class GradientMergeSettings:
 
 @dataclass(frozen=True)
 class DGCSettings:
-    """Deep gradient compression: only the largest gradients are sent; the others accumulate in the worker.
+    """Deep gradient compression: only the largest gradients are sent, and the rest accumulates in the worker.
 
     Momentum optimizers become DGCMomentum.
     """
@@ -227,7 +227,7 @@ class DGCSettings:
 
 @dataclass(frozen=True)
 class LocalSGDSettings:
-    """Local SGD: each worker trains dense parameters alone; they are averaged every `k_steps` steps."""
+    """Local SGD: workers train dense parameters separately, and average them every `k_steps` steps."""
 
     k_steps: int = setting(1, "Updates between two averages", least=1)
     begin_step: int = setting(
@@ -268,7 +268,7 @@ class LambSettings:
 
 @dataclass(frozen=True)
 class AMPSettings:
-    """Mixed precision: gradients travel, and programs multiply matrices, in 16 bits."""
+    """Mixed precision: gradients are sent, and programs multiply matrices, in 16 bits."""
 
     dtype: str = setting(
         "bfloat16",
@@ -313,7 +313,12 @@ class AMPSettings:
 
 @dataclass(frozen=True)
 class WireSettings:
-    """Compression on the wire: values travel with fewer bytes and less precision."""
+    """Compression of transfers: values are sent with fewer bytes and less precision.
+
+        WireSettings(push="int8", pull="bf16")
+
+    "fp32", the default, sends values unchanged.
+    """
 
     push: str = setting(
         "fp32",
@@ -333,10 +338,10 @@ class WireSettings:
 
     @property
     def gradients(self) -> Format:
-        """Number format of gradients on the wire."""
+        """Number format in which gradients are sent."""
         return _FORMATS[self.push]
 
     @property
     def values(self) -> Format:
-        """Number format of weights on the wire."""
+        """Number format in which weights are sent."""
         return _FORMATS[self.pull]

@@ -1,8 +1,9 @@
 """Hash index of a sparse table on a CUDA device: finds the slot of each id, adds ids and removes them.
 
-The host keeps only the sizes of the segments and decides when they are rebuilt; kernels do the rest, and
-psfleet.core.engine.kernels.device.cuda_index explains the entries that they work on. DeviceRowMemory owns an
-index and holds the table's lock during each call.
+A *slot* is the position of a row, and a *stamp* the step of its last push. The index is divided into
+segments by the ids' hashes. The host stores only the sizes of the segments and decides when they are rebuilt;
+kernels do the rest. psfleet.core.engine.kernels.device.cuda_index explains the entries of the index.
+DeviceRowMemory owns an index; the table holds its lock during each call.
 """
 
 from typing import Any
@@ -32,12 +33,12 @@ cuda_index = table_kernels("cuda_index")
 class DeviceIndex:
     """Ids and slots of a table's rows in three device arrays: hashes, slots and stamps. Not thread-safe.
 
-    A segment is filled to three quarters at most. When an update would fill one further, all segments are
-    rebuilt with at least twice as many entries as rows, so that each row moves only a few times while the
+    A segment is filled to three quarters at most. When an update would fill a segment further, all segments
+    are rebuilt with at least twice as many entries as rows, so that each row moves only a few times while the
     table grows. The rebuild works in place, group by group, and needs extra memory for one group only.
 
     Args:
-        max_rows: Largest number of rows that the index will hold.
+        max_rows: Largest number of rows in the index.
         queue: Queue of the table's work on the device.
     """
 
@@ -63,7 +64,7 @@ class DeviceIndex:
         return size + _ENTRY_BYTES * int(self._group_sizes().max())
 
     def _shape(self, sizes: Ids) -> None:
-        """Lay out segments of these sizes, growing the arenas if they are too small."""
+        """Lay out the index with segments (ranges) of these sizes; enlarges the arrays if necessary."""
         ends = 1 + np.cumsum(sizes)  # entry 0 is that of the id whose hash is 0
         for arena in self._arenas:
             arena.grow(int(ends[-1]))
@@ -75,15 +76,15 @@ class DeviceIndex:
         )
 
     def _group_sizes(self) -> Ids:
-        """Return the number of entries in each group of segments."""
+        """Return the number of index entries in each group of segments."""
         return np.add.reduceat(self._sizes, np.arange(0, SEGMENT_COUNT, _GROUP))
 
     def find(self, ids: Any, now: int, steps: Ids | None, slots: Any, last_steps: Any) -> None:
-        """Write the slot and the step of the last push of each id, 0 and 0 for unknown ids.
+        """Write slot (position) and step of the last push of each id to device arrays; 0 without a row.
 
         Args:
             ids: uint64 [n] on the device.
-            now: Present step of the table. The kernel needs it to turn 32-bit stamps into full steps.
+            now: Present step of the table. The kernel needs it to turn stored 32-bit steps into full steps.
             steps: New steps of the last push: int64 [n], or [1] for all ids. None leaves them as they are.
             slots, last_steps: Results: int64 [n] on the device.
         """
@@ -102,7 +103,7 @@ class DeviceIndex:
         )
 
     def _stamps(self, steps: Ids | None) -> tuple[int, Any, int]:
-        """Return a step for all ids, a device array of steps, and 1 if the array is to be used."""
+        """Return a step for all ids, a device array of steps, and 1 if the array is to be used or else 0."""
         if steps is None or len(steps) == 1:  # a scalar argument saves the copy of an array
             return (
                 0 if steps is None else int(steps[0]),
@@ -112,7 +113,7 @@ class DeviceIndex:
         return 0, self._buffers.fill("steps", steps), 1
 
     def unknown(self) -> Ids:
-        """Return how many ids of each segment the last `find` did not find: int64 [SEGMENT_COUNT]."""
+        """Return how many ids the last `find` did not find, by hash class: int64 [SEGMENT_COUNT]."""
         return self._queue.read(self._buffers.get("new", (SEGMENT_COUNT,), np.int64))
 
     def add(self, ids: Any, steps: Ids, slots: FreeSlots, row_slots: Any, fresh: Any) -> None:
@@ -121,7 +122,7 @@ class DeviceIndex:
         Args:
             ids: uint64 [n] on the device, the same as in `find`.
             steps: Steps of the push: int64 [n], or [1] for all ids.
-            slots: Slots to give out: first those of removed rows, then new ones.
+            slots: Slots to use: first those of removed rows, then new ones.
             row_slots: Slots that `find` has written, int64 [n] on the device; those of new ids are filled in.
             fresh: uint8 [n] on the device; becomes 1 for new ids, else 0.
         """
@@ -139,7 +140,13 @@ class DeviceIndex:
         )
 
     def forget(self, ids: Any, free: Any, free_count: int) -> int:
-        """Remove ids, append their slots to `free` from `free_count` on, and return how many had a row."""
+        """Remove ids and append their slots (row positions) to `free`; return how many ids had a row.
+
+        Args:
+            ids: uint64 [n] on the device.
+            free: List of free slots on the device.
+            free_count: Length of the list before the call.
+        """
         count = self._buffers.zeros("count", 1)
         self._queue.launch(
             cuda_index.forget, len(ids), *self._entries, ids, len(ids), free, free_count, count
@@ -147,7 +154,11 @@ class DeviceIndex:
         return self._counted()
 
     def make_room(self, unknown: Ids) -> None:
-        """Make sure that each segment has entries for its number of new ids: int64 [SEGMENT_COUNT]."""
+        """Enlarge segments (ranges of the index) that have too few free entries for new ids.
+
+        Args:
+            unknown: Number of new ids in each segment: int64 [SEGMENT_COUNT].
+        """
         if (4 * (self._used + unknown) <= 3 * self._sizes).all():
             self._used += unknown
             return
@@ -192,7 +203,7 @@ class DeviceIndex:
     def aged(
         self, step: int, least: int, segments: tuple[int, int], most: int, rows: int
     ) -> Listed:
-        """Return ids, slots and ages of rows, see RowMemory.aged; the index holds `rows` rows in all."""
+        """Return the same as RowMemory.aged; `rows` is the number of all rows."""
         first = int(self._bases[segments[0]]) if segments[0] else 0
         last = self._size if segments[1] == SEGMENT_COUNT else int(self._bases[segments[1]])
         capacity = min(rows, last - first)
@@ -220,13 +231,13 @@ class DeviceIndex:
     def decay(
         self, rows: Any, stride: int, place: int, numbers: tuple[float, ...], live: int
     ) -> Ids:
-        """Decay the shows and clicks of every row, see RowMemory.decay.
+        """Decay the shows and clicks of every row, as RowMemory.decay does.
 
         Args:
             rows: Rows of the table: float32 on the device, flat.
-            stride: float32 values of a row.
-            place: Offset of the shows within a row.
-            numbers: The three factors, then the smallest worth of a row that may stay.
+            stride: Number of float32 values in a row.
+            place: Position of the shows within a row.
+            numbers: The three factors of RowMemory.decay, then the smallest score of a row that may stay.
             live: Number of rows.
         """
         keys, slots, *_ = self._entries
@@ -244,11 +255,11 @@ class DeviceIndex:
         self._queue.launch(cuda_index.restamp, self._size, self._entries[2], self._size, old, new)
 
     def unmarked(self, marks: Any, rows: int) -> tuple[Any, Any]:
-        """Return slots and ids of the rows without a mark, on the device.
+        """Return positions (slots) and ids of the rows without a mark, both on the device.
 
         Args:
             marks: uint8 on the device, one for each slot.
-            rows: Number of rows of the table, which bounds the result.
+            rows: Number of rows of the table, an upper bound of the result's length.
         """
         out = self._buffers.get("slots", (rows,), np.int64)
         ids = self._buffers.get("hashes", (rows,), np.uint64)
@@ -264,5 +275,5 @@ class DeviceIndex:
 
 
 def _most_entries(rows: int) -> int:
-    """Return an upper bound of the entries for `rows` rows: less than 4 each, 4 per segment, and entry 0."""
+    """Return an upper bound of the index entries for `rows` rows: under 4 per row, 4 per segment, and 1."""
     return 4 * rows + SEGMENT_COUNT * _FEWEST + 1

@@ -1,9 +1,9 @@
 """Memory of a CUDA device for tables: DeviceArena for rows and index, DeviceDenseMemory for dense tables.
 
-An arena reserves addresses for the largest size that a table may reach and maps memory as the table grows,
-so that growing neither copies rows nor needs the old and the new memory at once. cudaMalloc cannot do this;
-the module calls the virtual memory management of the CUDA driver (cuMemAddressReserve, cuMemMap) through
-numba's bindings. Under numba's simulator, host memory takes the device's place (_SimulatedRange).
+An arena reserves addresses for the largest size that a table may reach and maps memory as the table grows.
+So growth does not copy rows, and does not need the old and the new memory at once. cudaMalloc cannot do
+this; the module calls the virtual memory management of the CUDA driver (cuMemAddressReserve, cuMemMap)
+through numba's bindings. In numba's simulator, host memory is used instead of a device (_SimulatedRange).
 """
 # mypy: disable-error-code="no-untyped-call,attr-defined"
 
@@ -37,9 +37,9 @@ Floats = NDArray[np.float32]
 class DeviceArena:
     """A flat array on the device that grows without moving. Not thread-safe.
 
-    Each growth maps one more segment of memory at the end of a reserved address range. Segments are whole
-    granules of 2 MiB. The memory is freed once the arena and every array that was made
-    from `array` are gone.
+    Each growth maps one more segment of memory at the end of a reserved address range. The size of a segment
+    is a multiple of the driver's smallest unit of 2 MiB. The memory is freed once the arena and every array
+    that was made from `array` are gone.
 
     Args:
         most: Largest number of elements.
@@ -62,7 +62,7 @@ class DeviceArena:
         self.array: Any = None
 
     def bytes_of(self, count: int) -> int:
-        """Return the bytes that the arena takes after growth to `count` elements; it never shrinks."""
+        """Return the bytes that the arena takes after growth to `count` elements. An arena never shrinks."""
         return max(self.bytes, _whole(count * self._dtype.itemsize))
 
     def grow(self, count: int) -> None:
@@ -81,13 +81,13 @@ class DeviceArena:
 
 
 def _whole(size: int) -> int:
-    """Round a number of bytes up to whole granules, at least one."""
+    """Round a number of bytes up to whole units that the driver can map, at least one."""
     return -(-max(size, 1) // _granule()) * _granule()
 
 
 @cache
 def _granule() -> int:
-    """Return the smallest segment that the driver maps, in bytes."""
+    """Return the smallest number of bytes that the driver maps."""
     if SIMULATED:
         return _SIMULATED_GRANULE
     smallest = cuda_driver.binding.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
@@ -95,7 +95,7 @@ def _granule() -> int:
 
 
 def _kind() -> Any:
-    """Return the properties of memory that cuMemCreate makes: memory of the current device."""
+    """Return the properties of the memory that cuMemCreate is to allocate: memory of the current device."""
     binding = cuda_driver.binding
     kind = binding.CUmemAllocationProp()
     kind.type = binding.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -117,7 +117,7 @@ def _explained(size: int) -> Iterator[None]:
 
 
 class _DeviceRange:
-    """A reserved address range of the device, at most as long as its memory is large.
+    """A reserved address range of the device, at most as large as the device's memory.
 
     Raises:
         UsageError: The driver has no addresses, or no memory, left.
@@ -179,7 +179,7 @@ def _release(address: int, size: int, segments: list[tuple[int, int]]) -> None:
 
 
 class _SimulatedRange:
-    """A stand-in for _DeviceRange in numba's simulator: host addresses that take memory at first use."""
+    """Replacement for _DeviceRange in numba's simulator: host addresses that take memory at first use."""
 
     def __init__(self, size: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
@@ -197,8 +197,8 @@ class _SimulatedRange:
 class DeviceDenseMemory:
     """Weights and optimizer state of one server's part of a dense table on the device.
 
-    Each push copies its gradient into a buffer on the device. There are two buffers unless the gradient is
-    long (see gradient_places), so that the next gradient is copied while the update by the last one runs.
+    Each push copies its gradient into a buffer on the device. Unless the gradient is very long, there are two
+    buffers, so that the next gradient can be copied while the update by the last one runs.
 
     Raises:
         UsageError: The device has too little memory.

@@ -12,7 +12,7 @@ def device_memory() -> tuple[float, float]:
 
 
 def check_device_memory(table: str, size: int) -> None:
-    """Refuse a table that is larger than the free memory of the GPU.
+    """Raise an error if a table is larger than the free memory of the GPU.
 
     Args:
         table: Name of the table, for the message.

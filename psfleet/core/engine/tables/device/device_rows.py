@@ -1,8 +1,8 @@
 """DeviceRowMemory: the rows of a sparse table in the memory of a CUDA device.
 
-Methods of the interface RowMemory take and return arrays of the host, so that snapshots, evictions and
-restores work as with host memory. `send`, `find`, `add` and `others` keep ids and slots on the device for
-pulls and pushes (device_updates.py), which copy only ids and values.
+Methods of the interface RowMemory take and return host arrays, so that snapshots, evictions and restores work
+as with host memory. Pulls and pushes (device_updates.py) use `send`, `find`, `add` and `others` instead,
+which leave ids and slots on the device, so that only ids and values are copied.
 """
 
 from typing import Any
@@ -39,7 +39,7 @@ class DeviceRowMemory(RowStore):
                           | them, listed in _freed_slots |
 
     Args:
-        width: float32 values of a stored row, optimizer state included.
+        width: Number of float32 values in a stored row, including optimizer state.
         max_rows: Largest number of rows.
         marks: Reserve a mark for each slot, which `others` needs.
 
@@ -81,7 +81,7 @@ class DeviceRowMemory(RowStore):
 
     @property
     def rows(self) -> Any:
-        """Every row by slot: float32 [slots * width] on the device, flat."""
+        """Values of the rows on the device, ordered by position: float32 [slots * width], flat."""
         return self._rows.array
 
     @property
@@ -106,7 +106,7 @@ class DeviceRowMemory(RowStore):
         return self._bytes_with(more, more)
 
     def keep_ahead(self, available: int | None = None) -> None:
-        """Do nothing: on the host zeroing pages is what takes time, and a device zeroes memory quickly."""
+        """Do nothing: a device zeroes memory quickly, so that allocating in advance gains nothing."""
 
     @override
     def reserve(self, rows: int) -> None:
@@ -123,14 +123,14 @@ class DeviceRowMemory(RowStore):
         return self._rows.bytes_of(slots * self.width) + self._freed_slots.bytes_of(slots) + marks
 
     def _grown(self, slots: int) -> int:
-        """Return the number of slots after growth to at least `slots`."""
+        """Return the number of row positions (slots) after growth to at least `slots`."""
         if slots <= self._slots:
             return self._slots
         larger = max(self._slots + self._slots // _STEP, _FEWEST_ROWS)
         return max(slots, min(larger, self.max_rows + 1))
 
     def _grow(self, slots: int) -> None:
-        """Map memory for at least `slots` slots, the unused slot 0 included."""
+        """Map memory for at least `slots` row positions, including position 0, which is never used."""
         if slots > self._slots:
             size = self._grown(slots)
             self._rows.grow(size * self.width)
@@ -140,11 +140,11 @@ class DeviceRowMemory(RowStore):
             self._slots = size
 
     def send(self, ids: Ids) -> Any:
-        """Copy ids to the device as uint64; the copy is valid until the next call."""
+        """Copy ids to the device as uint64. The copy is valid until the next call."""
         return self._buffers.fill("ids", np.ascontiguousarray(ids).view(np.uint64))
 
     def find(self, ids: Any, steps: Ids | None = None, now: int = 0) -> tuple[Any, Any]:
-        """Return slots and steps of the last push, both int64 [n] on the device, as DeviceIndex.find does.
+        """Return slots (positions) and steps of the last push: int64 [n] on the device, 0 if unknown.
 
         Args:
             ids: uint64 [n] on the device.
@@ -161,16 +161,16 @@ class DeviceRowMemory(RowStore):
         return int(self._index.unknown().sum())
 
     def add(self, ids: Any, steps: Ids) -> tuple[Any, Any | None]:
-        """Return the slots of ids, adding unknown ids, and a mask of the new ones (None if there are none).
+        """Return the row positions (slots) of ids, after adding new ids, and a mask of the new ids.
 
-        Both results are on the device: int64 [n] and uint8 [n].
+        Both results are on the device: int64 [n] and uint8 [n]. The mask is None if no id is new.
 
         Args:
             ids: uint64 [n] on the device.
             steps: Steps of the push: [n], or [1] for all ids.
         """
-        # One kernel finds and counts, and the host reads the counts: only then does it know whether the index
-        # or the rows must grow before a second kernel adds ids.
+        # One kernel finds ids and counts the unknown ones. The host has to read the counts, to enlarge the
+        # index or the rows if necessary, before a second kernel can add ids.
         slots, _ = self.find(ids, steps)
         unknown = self._index.unknown()
         new = int(unknown.sum())
@@ -234,12 +234,13 @@ class DeviceRowMemory(RowStore):
         return self._index.decay(self.rows, self.width, place, (*factors, least), self._live)
 
     def others(self, slots: Any) -> tuple[Any, Any]:
-        """Return slots and ids, on the device, of every row except those in `slots`.
+        """Return positions (slots) and ids of all rows except those in `slots`; all arrays are on the device.
 
         Marks the given rows, collects the rows without a mark, and clears the marks again.
         """
         assert self._marks is not None
-        # Clear the marks by the same list of slots: marks are 0 between calls, without a pass over all slots.
+        # Clear the marks by the same list of slots. So marks are 0 between calls, without a pass over all
+        # slots.
         marks = self._marks.array
         self.queue.launch(cuda_rows.mark, len(slots), slots, len(slots), marks, 1)
         rows = self._index.unmarked(marks, self._live)
@@ -263,7 +264,7 @@ class DeviceRowMemory(RowStore):
         self.set_first(slots, rows)
 
     def set_first(self, slots: Ids, values: Floats) -> None:
-        """Overwrite the leading values of rows: float32 [n, k] with k up to `width`."""
+        """Overwrite the first k values of rows with float32 [n, k], with k up to `width`."""
         for start in range(0, len(slots), _PAGE):
             part = self._buffers.fill("slots", slots[start : start + _PAGE])
             rows = self._buffers.fill("values", values[start : start + _PAGE].reshape(-1))

@@ -1,8 +1,8 @@
 """Pulls and pushes of a sparse table on a CUDA device, for float32 rows and for packed rows.
 
-The results are the same bits as on the host (row_update.py), so that a table may move between host and
-device. `device_row_update` chooses the class. All work goes to the table's queue in order; a method returns
-before the device is done, except where it copies a result to the host.
+The results are bit-identical to those on the host (row_update.py), so that rows may move between host and
+device. `device_row_update` chooses the class. Work is executed in the order in which it is added to the
+table's queue. A method returns before the device has finished, except if it copies a result to the host.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class MergedRows:
     """Mean gradients of a round on the device, one row for each id.
 
     Attributes:
-        values: float32 [n * width] on the device, flat. The memory is a buffer that later calls reuse.
+        values: float32 [n * width] on the device, flat, in a buffer that later calls overwrite.
     """
 
     def __init__(self, values: Any, width: int, buffers: DeviceBuffers, queue: DeviceQueue) -> None:
@@ -65,10 +65,10 @@ class MergedRows:
 
 
 class DeviceRowUpdate:
-    """Pulls and pushes of rows that are stored as float32, by the table's rule. Implements RowUpdate.
+    """Pulls and pushes of rows that are stored as float32. Implements RowUpdate.
 
-    Constant and uniform initial values are computed on the device. Normal ones are computed on the host: they
-    need a logarithm and a cosine, whose results differ between host and device.
+    Constant and uniform initial values are computed on the device. Normally distributed ones are computed on
+    the host: they need a logarithm and a cosine, whose results differ between host and device.
     """
 
     def __init__(self, spec: TableSpec, memory: DeviceRowMemory) -> None:
@@ -87,6 +87,8 @@ class DeviceRowUpdate:
         self._buffers = DeviceBuffers(self._queue)
         kind, low, span, stream = initializer_arguments(spec.initializer, spec.seed, spec.name)
         self._on_host = kind not in (CONSTANT, UNIFORM)
+        # The kernel computes low + fraction * span. For a constant, adding -0.0 changes no value, not even
+        # -0.0.
         self._first = np.float32(low), np.float32(span if kind == UNIFORM else -0.0), stream
         self._state = cuda.to_device(self._new_row())
 
@@ -159,7 +161,7 @@ class DeviceRowUpdate:
             )
 
     def _fill_new_rows(self, ids: Ids, device_ids: Any, slots: Any, fresh: Any) -> None:
-        """Set the rows whose `fresh` is not 0 to their initial weights and state."""
+        """Set new rows (those whose `fresh` is not 0) to their initial weights and optimizer state."""
         memory, dim = self._memory, self._spec.dim if self._form.plain else 0
         self._queue.launch(
             cuda_rows.begin,
@@ -172,7 +174,7 @@ class DeviceRowUpdate:
             self._set_weights(self._queue.read(slots)[new], self._first_values(ids[new]))
 
     def _read_weights(self, ids: Any, slots: Any, out: Any) -> None:
-        """Write the weights of rows to `out`, float32 [n * dim]: initial weights for an id without a slot."""
+        """Write weights of rows to `out`, float32 [n * dim]: initial weights for an id without a row."""
         memory, first = self._memory, self._first
         self._queue.launch(
             cuda_rows.weights,
@@ -185,7 +187,7 @@ class DeviceRowUpdate:
         self._memory.set_first(slots, weights)
 
     def _apply(self, slots: Any, ids: Any, gradients: Any, scalars: Floats, step: int) -> None:
-        """Update rows by the rule; slots, ids and gradients are on the device."""
+        """Apply the optimizer rule to rows; slots, ids and gradients are on the device."""
         self._update.rows(self._memory.rows, slots, gradients, scalars, step)
 
     def _first_values(self, ids: Ids) -> Floats:
@@ -193,7 +195,7 @@ class DeviceRowUpdate:
         return initial_rows(ids, spec.dim, spec.initializer, spec.seed, spec.name)
 
     def _new_row(self) -> Floats:
-        """Return a new row as it is stored, with initial state and scores, and zeros for the weights."""
+        """Return a new row in stored form, with initial state and scores, and zeros for the weights."""
         initial = [0.0, *(slot.initial for slot in self._spec.rule.slots)]
         counts = [column.count for column in self._form.columns]
         row = np.repeat(np.array(initial, np.float32), counts)[None]
@@ -203,7 +205,7 @@ class DeviceRowUpdate:
 
 
 def device_row_update(spec: TableSpec, memory: DeviceRowMemory) -> DeviceRowUpdate:
-    """Return the class for the row format of the table: plain float32, or packed."""
+    """Return the object that pulls and updates rows in the table's row format: plain float32, or packed."""
     plain = RowFormat(spec.rule, spec.dim, spec.precision).plain
     return (DeviceRowUpdate if plain else DevicePackedUpdate)(spec, memory)
 
@@ -211,9 +213,9 @@ def device_row_update(spec: TableSpec, memory: DeviceRowMemory) -> DeviceRowUpda
 class DevicePackedUpdate(DeviceRowUpdate):
     """Pulls and pushes of rows that are stored in 16 bits (precision="bfloat16" and others).
 
-    An update widens a page of rows to float32, applies the rule to the copy, and rounds the result back into
-    the rows. The rounding is random, and drawn as psfleet.core.engine.kernels.row_rounding says, so that host
-    and device round alike.
+    An update converts a page of rows to float32, applies the rule to the copy, and rounds the result back
+    into the rows. The rounding is random; psfleet.core.engine.kernels.row_rounding draws the same random
+    numbers for host and device, so that both round in the same way.
     """
 
     def __init__(self, spec: TableSpec, memory: DeviceRowMemory) -> None:
@@ -260,7 +262,7 @@ class DevicePackedUpdate(DeviceRowUpdate):
             part, part_ids = slots[start : start + _PAGE], ids[start : start + _PAGE]
             values = gradients[start * per_row : (start + len(part)) * per_row]
             wide = self._buffers.get("wide", (len(part) * width,), np.float32)
-            # wide[i] = float32 copy of row part[i]; the rule sees rows 0 to n - 1 of `wide`.
+            # wide[i] = float32 copy of row part[i]. The rule updates rows 0 to n - 1 of `wide`.
             for column in self._form.columns:
                 self._widen(column, part, wide)
             self._update.rows(wide, _numbers()[: len(part)], values, scalars, step)
@@ -268,7 +270,7 @@ class DevicePackedUpdate(DeviceRowUpdate):
                 self._narrow(column, part, part_ids, wide, step)
 
     def _widen(self, column: RowColumn, slots: Any, wide: Any) -> None:
-        """Copy a column of these rows to `wide` as float32."""
+        """Copy one column (weights or one state value) of these rows to `wide` as float32."""
         n, memory = len(slots) * column.count, self._memory
         self._queue.launch(
             cuda_rows.widen,
@@ -279,7 +281,7 @@ class DevicePackedUpdate(DeviceRowUpdate):
         )
 
     def _narrow(self, column: RowColumn, slots: Any, ids: Any, wide: Any, step: int) -> None:
-        """Store a column of `wide` in these rows."""
+        """Store one column of `wide` in these rows, rounded to the row format."""
         n, memory = len(slots) * column.count, self._memory
         self._queue.launch(
             cuda_rows.narrow,

@@ -1,8 +1,8 @@
 """TieredRowMemory: a sparse table on a GPU that overflows into host memory.
 
-A push brings its rows to the device as far as they fit. If device memory is short, the rows that were pushed
-the longest time ago move to the host. Host and device compute the same bits, so where a row is affects only
-the speed. All calls run under the lock of the table.
+A push moves its rows to the device as far as they fit. If device memory is short, the rows whose last push is
+the longest ago move to the host. Host and device compute bit-identical results, so the place of a row affects
+only the speed. All calls run under the lock of the table.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ _PAGE = 1 << 16  # rows that are copied at a time
 
 
 class TieredRowMemory(RowMemory):
-    """Rows on the device, and in host memory where the device is full; each row is in one of the two.
+    """Rows on the device, and in host memory when the device is full. Each row is in one of the two.
 
     A positive slot number is a slot on the device, a negative one a slot on the host, and 0 means unknown:
 
@@ -93,7 +93,7 @@ class TieredRowMemory(RowMemory):
         return self.host.has_lines(count)
 
     def bytes_with(self, more: int) -> int:
-        """Return the bytes of host memory alone: device memory has a budget of its own."""
+        """Return the bytes of host memory alone, because device memory has a separate budget."""
         return self.host.bytes_with(more - self._rows_for_device(more) if more else 0)
 
     def most_bytes_with(self, more: int) -> int:
@@ -115,27 +115,28 @@ class TieredRowMemory(RowMemory):
             self.host.reserve(rows - on_device)
 
     def _rows_for_device(self, rows: int) -> int:
-        """Return how many of `rows` new rows fit on the device."""
+        """Return the number of rows, up to `rows`, that can be added on the device."""
         if self._account.can_surely_add(rows):
             return rows
         return min(self._account.most_affordable(rows), self.max_rows - len(self.device))
 
     def fetch(self, ids: Ids, step: int) -> Mask:
-        """Bring the rows of a push to the device as far as they fit, moving old rows to the host.
+        """Move the rows of a push to the device as far as they fit, if necessary in place of older rows.
 
         Args:
-            ids: int64 [n], no id twice.
+            ids: int64 [n], without repeats.
             step: Step of the push.
 
         Returns:
-            A mask of the ids whose row remains on the host, or is new and has to be made there.
+            Mask of the ids whose row remains on the host, or is new and has to be added there.
         """
         if self._rows_for_device(len(ids)) < len(ids):
-            # Stamp the rows that are on the device already, so that `_spill` does not choose them as oldest.
+            # Record the push for rows that are on the device already, so that `_spill` does not choose them
+            # as the oldest.
             missing = self.device.touch(ids, step)[1]
             if self._rows_for_device(missing) < missing:
                 self._spill(missing, step)
-        # Bring rows back only now: `_spill` has made room for the new rows and for these.
+        # Move rows from the host only now, because `_spill` has made room for new rows and for these.
         cold = ids[self.on_host(ids)]
         self._move(cold[: self._rows_for_device(len(cold))], self.host, self.device, step)
         return self._beyond(ids)
@@ -151,7 +152,7 @@ class TieredRowMemory(RowMemory):
             self._move(self.device.oldest(step, count, least=1), self.device, self.host, step)
 
     def _move(self, ids: Ids, source: RowStore, target: RowStore, step: int) -> None:
-        """Move rows between the memories. The row is removed only when its copy exists."""
+        """Move rows from one memory to the other. A row is removed only after it was copied."""
         for start in range(0, len(ids), _PAGE):
             part, slots, steps = source.recall(ids[start : start + _PAGE], step)
             target.put(part, steps, source.gather(slots))
@@ -236,14 +237,14 @@ class TieredRowMemory(RowMemory):
             store.scatter(store_slots, rows[part])
 
     def _parts(self, slots: Ids) -> Iterator[tuple[RowStore, Mask, Ids]]:
-        """Yield each memory with a mask of the slots that are in it, and their numbers there."""
+        """Yield each memory, a mask of the row positions that belong to it, and the positions within it."""
         on_host = slots < 0
         yield self.device, ~on_host, slots[~on_host]
         yield self.host, on_host, -slots[on_host]
 
 
 class TieredRowUpdate:
-    """Pulls and pushes of a tiered table: each row is read and updated in the memory that has it."""
+    """Pulls and pushes of a table in two memories. A row is read and updated in the memory where it is."""
 
     def __init__(self, spec: TableSpec, memory: TieredRowMemory) -> None:
         self._memory = memory
