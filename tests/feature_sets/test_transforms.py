@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from psfleet.core.base.errors import IdError
 from psfleet.data.feature_sets.feature_batches import by_feature, transformed
 from psfleet.data.feature_sets.transforms.number_transforms import QuantileSketch
 from psfleet.features import (
@@ -246,6 +247,17 @@ def test_weights() -> None:
     assert rows(bag) == [[1, 2], [3]]
     assert bag.weights is not None
     assert bag.weights.tolist() == [0.5, 1, 2]
+
+
+def test_infinite_numbers_are_refused_behind_transforms_too() -> None:
+    """A transform that overflows, in its own dtype or as float32, is refused with its value and sample."""
+    for factor, product in ((1e300, "5e+299"), (np.inf, "inf")):
+        number = Number("f", transform=lambda f, factor=factor: f.values.astype(float) * factor)  # type: ignore[misc]
+        lookup = FeatureLookup(FeatureSet([number]), {"f": [[], [0.5], [1.0]]}, {})
+        with pytest.raises(IdError) as refused:
+            lookup.values({})
+        assert f"'f' has the value {product}, which is no finite number" in str(refused.value)
+        assert "sample 1" in str(refused.value)
 
 
 def test_functions() -> None:

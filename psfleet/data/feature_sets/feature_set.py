@@ -252,12 +252,21 @@ class Number:
             raise ShapeError(
                 f"feature {self.name!r} has the shape {array.shape}; it must be {(samples, self.dim)}"
             )
+        return self._finite(array.reshape(samples, self.dim), np.arange(samples))
+
+    def _finite(self, values: Any, rows: Any) -> Any:
+        """Return values as float32 with the default in place of NaN, and refuse infinite ones.
+
+        Args:
+            values: Numbers [n, dim] of any dtype.
+            rows: Row in the batch of each of them, int64 [n], for the message.
+        """
         with np.errstate(over="ignore"):
-            array = array.astype(np.float32).reshape(samples, self.dim)
+            array = values.astype(np.float32)
         if (infinite := np.isinf(array)).any():
-            row = int(np.argmax(infinite.any(axis=1)))
-            value = values.reshape(samples, self.dim)[row][infinite[row]][0]
-            raise refusal(f"feature {self.name!r}", value, "float", row)
+            first = int(np.argmax(infinite.any(axis=1)))
+            value = values[first][infinite[first]][0]
+            raise refusal(f"feature {self.name!r}", value, "float", int(rows[first]))
         array[np.isnan(array)] = self.default
         return array
 
@@ -275,8 +284,8 @@ class Number:
                 "numbers"
             )
         out = np.full((len(bags), self.dim), self.default, np.float32)
-        out[fits] = bags.values.reshape(-1, self.dim)
-        return np.where(np.isnan(out), np.float32(self.default), out)
+        out[fits] = self._finite(bags.values.reshape(-1, self.dim), np.flatnonzero(fits))
+        return out
 
 
 def _take_transforms(feature: Any) -> None:
