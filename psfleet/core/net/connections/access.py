@@ -18,23 +18,23 @@ from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.net.connections.credentials import SERVER_NAME, Credentials
 
 TOKEN_KEY = "authorization"
-# Held while a channel is opened: the first one starts gRPC's core, which must not happen twice at once.
+# Held while a channel is opened: the first channel starts gRPC's core, and only one thread may do that.
 _opening = threading.Lock()
 
 
 def is_tcp(endpoint: str) -> bool:
-    """Return whether the endpoint is reachable over the network."""
+    """Return whether the endpoint is a TCP address, as opposed to a Unix socket."""
     return not endpoint.startswith("unix:")
 
 
 @dataclass(frozen=True)
 class Access:
-    """Credentials and settings that this process uses to reach others over TCP.
+    """Credentials and settings with which this process connects to other processes.
 
     Attributes:
-        credentials: Certificates and token, or None to use TCP only if `insecure`.
-        insecure: True if plain TCP is explicitly allowed.
-        relocations: Path of the file with the new endpoints of moved servers, or empty if servers do not
+        credentials: Certificates and token. None means no TLS: TCP is then used only if `insecure`.
+        insecure: True if the user explicitly allows plain TCP.
+        relocations: Path of the file that lists the new endpoints of moved servers. Empty if servers do not
             move.
     """
 
@@ -55,9 +55,9 @@ class Access:
 
     @cached_property
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """Headers that every call carries: the token, or None without credentials.
+        """Headers to pass with every gRPC call: the job's token. None if there are no credentials.
 
-        Passed with each call, because gRPC's own call credentials cost 150 microseconds a call.
+        gRPC's own call credentials would send the token too, but cost 150 microseconds a call.
         """
         if self.credentials is None:
             return None
