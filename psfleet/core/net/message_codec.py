@@ -15,7 +15,7 @@ from psfleet.core.base.errors import FrameError
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Base of messages of which several kinds use the same channel. Each carries the name of its class.
+    """Base of message types that share one channel. Each message carries the name of its class.
 
     Example:
         class Ping(Message, frozen=True):
@@ -33,15 +33,15 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def decode(kind: Any, data: bytes, name: str = "") -> Any:
-    """Return the message in these bytes.
+    """Decode the bytes of a message and check its fields.
 
     Args:
         kind: Type of the message: a dataclass, a Struct, or a union of subclasses of `Message`.
-        data: The bytes.
-        name: Name of the message in errors, or empty for the name of its type.
+        data: Bytes as `encode` returns them.
+        name: Name of the message for errors. If it is empty, they use the name of the type.
 
     Raises:
-        FrameError: The bytes do not hold such a message.
+        FrameError: The bytes do not hold a message of this type.
     """
     try:
         return _decoder(kind).decode(data)
