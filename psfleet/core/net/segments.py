@@ -193,7 +193,7 @@ class TensorRequest:
         gradients: Gradients of the push.
         gradient_bytes: Bytes of the payload that the gradients occupy.
         reads: Reads of the pull.
-        places: Offset in the shared memory to which the values of each read are to be written. Used only if
+        places: Offset in the shared memory where the values of each read are to be written. Used only if
             the call has a lane.
     """
 
@@ -319,7 +319,7 @@ def _short_values(
 
 
 class _Cursor:
-    """Position in a payload from which arrays are read, one after the other.
+    """Reader of the arrays in a payload, one after the other.
 
     Attributes:
         at: Offset of the next array.

@@ -134,7 +134,7 @@ class WireFormat(ABC):
 
         Args:
             compressed: The compressed values.
-            scale: Factor by which the worker multiplied the values. Only float16 uses one.
+            scale: Factor that the worker multiplied the values by. Only float16 uses one.
             table: Name of the table, for errors.
 
         Raises:

@@ -14,7 +14,7 @@ from psfleet.core.net.v1.frame_pb2 import Header
 
 
 def write_join(join: Join) -> shard_pb2.JoinRequest:
-    """Return the message with which a worker process joins."""
+    """Return the message that a worker process sends to join."""
     return shard_pb2.JoinRequest(
         worker=join.worker,
         incarnation=join.incarnation,
@@ -35,7 +35,7 @@ def read_join(message: shard_pb2.JoinRequest) -> Join:
 
 
 def write_leave(leave: Leave) -> shard_pb2.LeaveRequest:
-    """Return the message with which a worker leaves for good, or rests at a collective."""
+    """Return the message that a worker sends to leave for good, or to rest at a collective."""
     return shard_pb2.LeaveRequest(
         worker=leave.worker, incarnation=leave.incarnation, last=leave.last, rest=leave.rest
     )

@@ -29,7 +29,7 @@ def is_tcp(endpoint: str) -> bool:
 
 @dataclass(frozen=True)
 class Access:
-    """Credentials and settings with which this process connects to other processes.
+    """Credentials and settings that this process needs to connect to other processes.
 
     Attributes:
         credentials: Certificates and token. None means no TLS: TCP is then used only if `insecure`.

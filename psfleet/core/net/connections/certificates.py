@@ -1,7 +1,7 @@
 """Creates a job's own certificates: one authority, and a certificate for each role signed by it.
 
-The authority's key exists only in memory while `make_credentials` runs. It is never written, so nobody can
-create further certificates of the job later, not even the job itself. Certificates are X.509 (RFC 5280)
+The authority's key exists only in memory while `make_credentials` runs. It is never written, so no further
+certificate of the job can be created later, not even by the job itself. Certificates are X.509 (RFC 5280)
 with keys on the curve P-256. credentials.py describes the files and reads them.
 """
 

@@ -2,9 +2,9 @@
 
     length u24 | type u8 | flags u8 | stream u32 | payload ...        9 bytes before each payload
 
-Pure functions without state: they build and parse frame heads, settings and the few frames of the control
-plane, and check what a peer may send. `around_message` builds all bytes around a gRPC message at once,
-because a small call consists of little else.
+Pure functions without state. They build and parse the heads of frames, settings and the few control frames,
+and check the frames that a peer sends. `around_message` builds all bytes around a gRPC message at once,
+because most of the cost of a small call is building frames.
 """
 
 import struct
@@ -107,7 +107,8 @@ HEADER_TABLE_SIZE, MAX_HEADER_LIST_SIZE = 1, 6
 SMALLEST_FRAME, LARGEST_FRAME = 2**14, 2**24 - 1  # bounds of MAX_FRAME_SIZE
 
 unpack_head, pack_message_head = _HEAD.unpack_from, _MESSAGE_HEAD.pack
-"""Head of a frame, and head of a frame that holds exactly one uncompressed gRPC message with its prefix."""
+"""The head of a frame. The head of a DATA frame that holds one gRPC message, including the message's
+prefix."""
 
 
 def head(length: int, kind: int, flags: int, stream: int) -> bytes:
@@ -116,24 +117,24 @@ def head(length: int, kind: int, flags: int, stream: int) -> bytes:
 
 
 def read_head(data: bytes | bytearray, at: int = 0) -> tuple[int, int, int, int]:
-    """Return length, type, flags and stream of the frame that begins at `at`."""
+    """Parse the head of the frame that begins at `at`. Returns the frame's length, type, flags and stream."""
     high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
     return high << 8 | low, kind, flags, stream & LARGEST_WINDOW
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """Return a whole frame."""
+    """Return a whole frame with this payload."""
     length = len(payload)
     return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream) + payload
 
 
 def settings(values: dict[int, int]) -> bytes:
-    """Return a SETTINGS frame."""
+    """Return a SETTINGS frame with these values by setting number."""
     return frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*pair) for pair in values.items()))
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Return the settings of a SETTINGS frame in their order."""
+    """Return the settings in a SETTINGS frame's payload, as pairs of number and value in their order."""
     return list(_SETTING.iter_unpack(payload))
 
 
@@ -143,25 +144,25 @@ def reset(stream: int, code: int) -> bytes:
 
 
 def goaway(newest: int, code: int, details: str) -> bytes:
-    """Return a GOAWAY frame. `newest` is the last stream that may have been processed."""
+    """Return a GOAWAY frame. `newest` is the number of the last stream that may have been processed."""
     return frame(GOAWAY, 0, 0, _WORD.pack(newest) + _WORD.pack(code) + details.encode())
 
 
 def window_update(stream: int, size: int) -> bytes:
-    """Return a WINDOW_UPDATE frame; stream 0 enlarges the window of the whole connection."""
+    """Return a WINDOW_UPDATE frame. Stream 0 enlarges the window of the whole connection."""
     return frame(WINDOW_UPDATE, 0, stream, _WORD.pack(size))
 
 
 def around_message(number: int, length: int, block: bytes, trailers: bytes) -> tuple[bytes, bytes]:
-    """Return the bytes before and after a message that fills one DATA frame.
+    """Return the bytes before and after a gRPC message that is sent in one DATA frame.
 
         HEADERS head | block | DATA head | prefix | (message) | HEADERS head | trailers
 
     Args:
         number: Number of the stream.
         length: Length of the message in bytes.
-        block: Header block before the message.
-        trailers: Header block that ends the stream, or empty if the message itself ends it.
+        block: Header block to send before the message.
+        trailers: Header block that ends the stream. If it is empty, the message itself ends the stream.
     """
     stream, flags = number.to_bytes(4, "big"), 0 if trailers else END_STREAM
     size = length + 5  # the prefix of a gRPC message belongs to the DATA frame
@@ -183,7 +184,7 @@ def _trailers_of(size: int) -> bytes:
 
 
 def trailing(number: int, block: bytes) -> bytes:
-    """Return the HEADERS frame with a block that ends the stream."""
+    """Return a HEADERS frame with a block of trailers, which ends the stream."""
     return _trailers_of(len(block)) + number.to_bytes(4, "big") + block
 
 
@@ -194,7 +195,7 @@ _NOWHERE = {PUSH_PROMISE, CONTINUATION}  # CONTINUATION is read only right behin
 
 
 def check_frame(kind: int, flags: int, number: int, length: int) -> None:
-    """Check the head of a frame that carries neither messages nor headers.
+    """Check the head of a frame of any type but DATA and HEADERS.
 
     Raises:
         ProtocolViolation: The frame is not allowed on this stream, or has a wrong length.
