@@ -138,7 +138,7 @@ def joined_refusals(refusals: Sequence[UsageError]) -> UsageError:
 
 
 def rows_move(server: int) -> NotReady:
-    """Return the error with which a server refuses changes while rows move to other servers."""
+    """Return the error for a change that a server refuses because rows move to other servers."""
     return NotReady(f"server {server} takes nothing while rows move to another number of servers")
 
 
