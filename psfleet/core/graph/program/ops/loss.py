@@ -1,7 +1,7 @@
-"""Loss operations, with a value for each sample, and metrics of a prediction (accuracy, AUC).
+"""Loss operations, with a value for each sample, and metrics of predictions (accuracy, AUC).
 
-Losses are computed so that nothing overflows: with logits from log-softmax or log1p, with probabilities by
-a bound on the logarithm.
+Losses of logits use log-softmax or log1p, so that they do not overflow. Losses of probabilities bound the
+logarithm.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from psfleet.core.graph.program.variable import Variable
 
 
-# Bound on -log(p), as in the reference.
+# Upper bound of -log(p), the same as in the reference framework.
 _WORST = 1e20
 
 
@@ -67,7 +67,7 @@ class SigmoidCrossEntropy(Op, saved="sigmoid_cross_entropy ignore normalize"):
     """Binary cross entropy of logits: -label * log(sigmoid(x)) - (1 - label) * log(1 - sigmoid(x)).
 
     It is computed as max(x, 0) - x * label + log(1 + e^-|x|), which does not overflow. Labels equal to
-    `ignore` give 0, and `normalize` divides by the number of other labels.
+    `ignore` give 0. With `normalize`, the loss is divided by the number of all other labels.
     """
 
     ignore: float = -100
@@ -103,8 +103,8 @@ class SigmoidCrossEntropy(Op, saved="sigmoid_cross_entropy ignore normalize"):
 
 @dataclass(frozen=True)
 class LogLoss(Op, saved="log_loss epsilon"):
-    """Binary cross entropy of probabilities: -label * log(p + e) - (1 - label) * log(1 - p + e), e =
-    epsilon."""
+    """Binary cross entropy of probabilities: -label * log(p + epsilon) - (1 - label) * log(1 - p +
+    epsilon)."""
 
     epsilon: float = 1e-4
 
@@ -133,8 +133,9 @@ class LogLoss(Op, saved="log_loss epsilon"):
 class _ByClass(Op):
     """Base of losses over classes.
 
-    Inputs: x [..., classes, ...], and hard labels, int64 with extent 1 (or without the axis) in place of the
-    classes; or with `soft` probabilities in the shape of x. Output: the shape of x with extent 1 at the axis.
+    Inputs: x [..., classes, ...], with the classes along `axis`, and labels. Labels are int64 class
+    numbers, with extent 1 at the axis or without the axis. With `soft` they are probabilities in the shape
+    of x. The output has the shape of x with extent 1 at the axis.
     """
 
     soft: bool = False
@@ -162,8 +163,8 @@ class _ByClass(Op):
         return shape, x.dtype
 
     def _picked(self, x: Array, label: Array) -> tuple[Array, Array]:
-        """Return the hard labels with extent 1 at the axis, and the mask of ignored labels, which become
-        0."""
+        """Return the class numbers with extent 1 at the axis, and a mask of ignored labels. Ignored labels
+        are 0."""
         axis = self.axis % x.ndim
         label = label.reshape(*x.shape[:axis], 1, *x.shape[axis + 1 :])
         skip = label == self.ignore
@@ -261,10 +262,10 @@ class Accuracy(Op, saved="accuracy k"):
 
 @dataclass(frozen=True)
 class AreaUnderCurve(Op, saved="area_under_curve thresholds accumulate"):
-    """Area under the ROC curve of scores in [0, 1], from a histogram of `thresholds` bins, float32 [].
+    """Area under the ROC curve of scores in [0, 1], a single float32, from a histogram of `thresholds` bins.
 
-    Scores are [n], [n, 1] or [n, 2], of which the second column counts. With `accumulate` the result is
-    that of all runs of the program so far.
+    Scores are [n], [n, 1] or [n, 2]; of [n, 2] only the second column is used. With `accumulate`, the result
+    includes all earlier runs of the program.
     """
 
     thresholds: int
