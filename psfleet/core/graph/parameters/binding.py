@@ -123,8 +123,8 @@ class BoundTables(ParameterClient):
         if bound.spec.kind == "sparse":
             return self.lookup(parameter, bound.all_ids())
         if bound.value is None:
-            # All parameters that this worker has pushed to have changed. A step that reads one will read
-            # the others.
+            # This worker's last push has changed all its parameters. A step that reads one of these values
+            # will read all, so pull them in one call.
             stale = [s for s in self._pushed if s.spec.kind == "dense" and s.value is None]
             self._fetch(stale if bound in stale else [bound], [])
         assert bound.value is not None
@@ -209,7 +209,7 @@ class BoundTables(ParameterClient):
         for array in (
             *values,
             *rows,
-        ):  # they are returned again for the same ids, so nobody may write to them
+        ):  # they are returned again for the same ids, so they must not be changed
             array.flags.writeable = False
         for bound, array in zip(dense, values, strict=True):
             bound.value = array

@@ -111,6 +111,7 @@ class Div(_Binary, saved="div"):
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         x, y = context.saved
+        # The gradient of y is -g * x / y^2.
         part = gradient / y
         return (
             unbroadcast(part, x.shape) if context.needs[0] else None,

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 _WORST = 1e20
 
 
-def _check_same(what: str, x: "Variable", label: "Variable") -> None:
-    need_floats(what, x, label)
+def _check_same(layer_name: str, x: "Variable", label: "Variable") -> None:
+    need_floats(layer_name, x, label)
     if not same(x.shape, label.shape):
         raise ShapeError(
-            f"{what} of {x.name!r} {x.shape} and label {label.name!r} {label.shape}: "
+            f"{layer_name} of {x.name!r} {x.shape} and label {label.name!r} {label.shape}: "
             "the shapes must be equal"
         )
 
@@ -143,21 +143,21 @@ class _ByClass(Op):
     axis: int = -1
 
     def infer(self, x: "Variable", label: "Variable") -> Spec:
-        what = type(self).__name__
-        need_floats(what, x)
-        axis = axis_of(self.axis, x.shape, f"{what} of {x.name!r}")
+        layer_name = type(self).__name__
+        need_floats(layer_name, x)
+        axis = axis_of(self.axis, x.shape, f"{layer_name} of {x.name!r}")
         shape: Shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
         short = x.shape[:axis] + x.shape[axis + 1 :]
         if self.soft:
-            _check_same(what, x, label)
+            _check_same(layer_name, x, label)
         elif label.dtype.kind not in "iu":
             raise IdError(
-                f"{what}: label {label.name!r} has dtype {label.dtype}; hard labels are "
+                f"{layer_name}: label {label.name!r} has dtype {label.dtype}; hard labels are "
                 "int64, pass soft_label=True for probabilities"
             )
         elif not same(label.shape, shape) and not same(label.shape, short):
             raise ShapeError(
-                f"{what} of {x.name!r} {x.shape}: label {label.name!r} is "
+                f"{layer_name} of {x.name!r} {x.shape}: label {label.name!r} is "
                 f"{label.shape}, it must be {shape}"
             )
         return shape, x.dtype
@@ -197,6 +197,7 @@ class CrossEntropy(_ByClass, saved="cross_entropy soft ignore axis"):
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         p, label, skip = context.saved
         if self.soft:
+            # A probability may be 0, and the gradient divides by it.
             safe = np.maximum(p, np.finfo(p.dtype).tiny)
             return (
                 -gradient * label / safe if context.needs[0] else None,

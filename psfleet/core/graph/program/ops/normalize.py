@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from psfleet.core.graph.program.variable import Variable
 
 
-def _check_vectors(what: str, vectors: "Sequence[Variable]", size: int | None) -> None:
+def _check_vectors(layer_name: str, vectors: "Sequence[Variable]", size: int | None) -> None:
     """Check that vectors, such as a scale, have the shape [size]."""
     for vector in vectors:
         if not same(vector.shape, (size,)):
-            raise ShapeError(f"{what}: {vector.name!r} is {vector.shape}, it must be ({size},)")
+            raise ShapeError(
+                f"{layer_name}: {vector.name!r} is {vector.shape}, it must be ({size},)"
+            )
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ class _Reduce(Op):
     keep: bool = False
 
     def infer(self, x: "Variable") -> Spec:
-        what = f"{type(self).__name__} of {x.name!r}"
-        axes = {axis_of(axis, x.shape, what) for axis in self.axes or range(len(x.shape))}
+        operation_name = f"{type(self).__name__} of {x.name!r}"
+        axes = {axis_of(axis, x.shape, operation_name) for axis in self.axes or range(len(x.shape))}
         extents: list[int | None] = []
         for i, extent in enumerate(x.shape):
             if i not in axes:
@@ -97,6 +97,7 @@ class ReduceMean(_Reduce, saved="reduce_mean axes keep"):
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         (shape,) = context.saved
+        # Number of values in each mean. The bounds avoid a division by 0 for a batch without samples.
         count = max(np.prod(shape), 1) / max(gradient.size, 1)
         spread = self._spread(gradient, shape) / gradient.dtype.type(count)
         return (_repeat(spread, shape),)
@@ -109,6 +110,7 @@ class _Extreme(_Reduce):
         raise NotImplementedError
 
     def forward(self, context: Context, x: Array) -> Array:
+        # The extreme has the reduced axes with extent 1, so it can be compared with x.
         out = self._extreme(x)
         context.save(x == out)
         return (
@@ -258,6 +260,7 @@ class SequencePool(Op, saved="sequence_pool pool pad_value masked"):
     def _chosen(self, flat: Array, present: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return the step that each value is taken from: [batch, 1, width]."""
         if self.pool == "max":
+            # Steps outside a sequence must never be chosen, and they are 0 in `flat`.
             lowest = flat.dtype.type(-np.inf)
             return np.asarray(np.where(present[:, :, None], flat, lowest).argmax(axis=1)[:, None])
         last = present.shape[1] - 1 - present[:, ::-1].argmax(axis=1)
