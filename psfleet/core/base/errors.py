@@ -151,7 +151,7 @@ class DeadlineExceeded(PsfleetError, TimeoutError):
 
 
 class ServerUnavailable(PsfleetError, ConnectionError):
-    """A server does not answer."""
+    """A server cannot be reached, or does not reply."""
 
 
 class AccessDenied(PsfleetError, PermissionError):

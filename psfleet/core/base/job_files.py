@@ -24,7 +24,7 @@ REQUEST = "mode.json"
 """File with the requested mode: a request number, and settings like {"mode": "ssp", "staleness": 4}."""
 
 DONE = "mode.told"
-"""File with the number of the last request that has reached the workers."""
+"""File with the number of the last mode request that has reached the workers."""
 
 _REQUEST = Format("mode request")
 _REPLY = Format("mode answer")
@@ -66,7 +66,7 @@ def write_reply(folder: Path, number: int) -> None:
 
 
 def read_reply(folder: Path) -> int:
-    """Return the number of the last request that has reached the workers, or 0 if none has."""
+    """Return the number of the last mode request that has reached the workers, or 0 if none has."""
     try:
         [number] = _REPLY.read(folder / DONE, number=int)
     except FileNotFoundError:

@@ -49,7 +49,7 @@ class Format:
         return self.versions[0]
 
     def document(self, **fields: Any) -> dict[str, Any]:
-        """Return a document with these fields, ready for `json.dumps`."""
+        """Return a document of this format with these fields, ready for `json.dumps`."""
         return {"format": self.name, "version": self.version, **fields}
 
     def write(self, where: Path, **fields: Any) -> None:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def available_memory() -> int:
-    """Return the bytes of memory available without swapping, or 0 if the kernel does not say."""
+    """Return the bytes of memory that are available without swapping, or 0 if the kernel does not tell."""
     with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
         return next(
             (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 0

@@ -20,10 +20,10 @@ SCALE = "scale.json"
 """File in which `psfleet scale` requests a number of servers from the launcher."""
 
 SCALE_READY = "scale.ready"
-"""File in which the launcher tells server 0 the servers to move to, once they have started."""
+"""File in which the launcher lists the new servers for server 0, once they have started."""
 
 SCALE_PROMISED = "scale.promised"
-"""File in which server 0 replies that all servers have their part of the rows, or why they do not."""
+"""File in which server 0 reports that all servers have their part of the rows, or why they do not."""
 
 SCALED = "scale.done"
 """File with the launcher's decision on the last request: the servers of the job, and why if unchanged."""
@@ -53,7 +53,7 @@ def read_scale(folder: Path) -> tuple[int, int]:
 
 
 def write_scale_ready(folder: Path, number: int, endpoints: Sequence[str]) -> None:
-    """Announce that the servers of a request have started."""
+    """Announce that the servers of a request have started. `endpoints` are all servers of the job."""
     _SCALE_READY.write(folder / SCALE_READY, number=number, endpoints=[*endpoints])
 
 

@@ -291,7 +291,7 @@ def stops_on_signals(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def _hear(pipe: int, stop: Callable[[], None]) -> None:
-    """Read signal numbers from the pipe until its other end is closed, and call `stop` for each."""
+    """Read signal numbers from the pipe and call `stop` for each, until the pipe's other end is closed."""
     while numbers := os.read(pipe, 64):
         if any(number in numbers for number in _ENDING):
             stop()

@@ -157,7 +157,7 @@ class _ArrayReader:
         return array if len(shape) == 1 else array.reshape(shape)
 
     def finish(self) -> None:
-        """Check that the arrays take up the whole payload.
+        """Check that the arrays read so far take up the whole payload.
 
         Raises:
             FrameError: Bytes are left over.
@@ -168,7 +168,8 @@ class _ArrayReader:
 
 @cache
 def _dtype_in(annotation: Any) -> np.dtype[Any] | None:
-    """Return the dtype of an annotation like NDArray[np.int64], or None if it allows any."""
+    """Return the dtype in an annotation like NDArray[np.int64], or None if the annotation allows any
+    dtype."""
     [scalar] = get_args(get_args(annotation)[1])
     return None if scalar is Any else np.dtype(scalar)
 

@@ -101,7 +101,7 @@ def tag(view: bytes | memoryview, at: int) -> tuple[int, int, int]:
 
 
 def extent(view: bytes | memoryview, at: int, kind: int) -> tuple[int, int]:
-    """Return where the content of a field starts and ends, given the offset after its tag.
+    """Return the start and end of a field's content, given the offset after the field's tag.
 
     Raises:
         FrameError: The field is longer than the message, or of an unknown wire type.
@@ -274,7 +274,7 @@ def read_header(head: bytes) -> Header:
 
 
 def opening(header: Header, length: int, layout: bytes = b"") -> bytes:
-    """Return the bytes of a frame before a payload of `length` bytes.
+    """Return the bytes of a frame that precede its payload of `length` bytes.
 
     Raises:
         FrameError: The frame would be longer than gRPC can carry.

@@ -38,7 +38,7 @@ def write_mode(mode: Mode | None) -> shard_pb2.Mode:
 
 
 def read_mode(number: int) -> Mode:
-    """Return the mode with this number.
+    """Return the name of the mode with this number.
 
     Raises:
         FrameError: The number is unknown.
@@ -53,7 +53,7 @@ def mode_fields(mode: ConsistencyMode) -> dict[str, Any]:
 
 
 def read_mode_fields(message: ModeFields) -> ConsistencyMode:
-    """Return the mode that the fields of a message describe.
+    """Return the mode that a message's three fields describe.
 
     Raises:
         FrameError: The mode is unknown, or does not have these settings.

@@ -1,6 +1,6 @@
 """Encodes the messages that only psfleet reads, such as those between a launcher and its agents.
 
-A message is declared once, as a dataclass or a msgspec.Struct, and travels as MessagePack with the names of
+A message is declared once, as a dataclass or a msgspec.Struct. It is sent as MessagePack with the names of
 its fields. Decoding is safe for bytes from strangers: it checks the type of every value, executes nothing,
 and takes no more memory than a small multiple of the bytes received. Messages that other software may send
 or read are declared in protos/ instead.
@@ -29,7 +29,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 encode = msgspec.msgpack.Encoder().encode
-"""Encode a message as bytes."""
+"""Encode a message as bytes. The argument is a dataclass or Struct."""
 
 
 def decode(kind: Any, data: bytes, name: str = "") -> Any:

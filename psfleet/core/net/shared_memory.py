@@ -38,13 +38,13 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class MemoryHandle:
-    """Location of a shared memory, as its creator sends it.
+    """Location of a shared memory, which its creator sends to the other process.
 
     Attributes:
         boot: Boot id of the kernel, which differs on every other host.
-        pid, descriptor: Process that created the memory, and the file's descriptor there.
+        pid, descriptor: Process that created the memory, and the file's descriptor in that process.
         size: Size in bytes.
-        token: Random first bytes of the memory, which prove that the right file was opened.
+        token: Random first bytes of the memory. They prove that the right file was opened.
     """
 
     boot: str
@@ -83,9 +83,10 @@ class SharedMemory:
 
     @classmethod
     def make(cls, size: int) -> "tuple[SharedMemory, MemoryHandle] | None":
-        """Create a memory of `size` bytes, or return None if it is too large or not supported here.
+        """Create a memory of `size` bytes. Returns None if it would be too large or the system has no such
+        memory.
 
-        The caller must close the descriptor of the handle once the other process has opened it.
+        The caller must close the handle's descriptor once the other process has opened the memory.
         """
         if not sys.platform.startswith("linux") or size > available_memory() // _SHARE:
             return None

@@ -305,7 +305,7 @@ def read_rows(
 
 
 def read_reply(message: bytes) -> follower_pb2.ChangesReply:
-    """Parse the reply to a request for changes."""
+    """Parse the reply to a follower's request for changes."""
     return parse(follower_pb2.ChangesReply, message)
 
 

@@ -176,7 +176,7 @@ class WireFormat(ABC):
 
 
 class Float32Format(WireFormat):
-    """Uncompressed float32."""
+    """Uncompressed float32 values."""
 
     name = "float32"
     number = frame_pb2.PRECISION_FLOAT32
@@ -234,7 +234,7 @@ class Float16Format(WireFormat):
 
 
 class Bfloat16Format(Float16Format):
-    """Upper 16 bits of float32: the same range, with less precision."""
+    """Upper 16 bits of each float32: the same range with less precision."""
 
     name = "bfloat16"
     number = frame_pb2.PRECISION_BFLOAT16
@@ -342,6 +342,6 @@ def _rounding_seed(key: int, seat: int, number: int) -> np.uint64:
 FORMATS: dict[Precision | Format, WireFormat] = {
     form.name: form for form in (Float32Format(), Bfloat16Format(), Float16Format(), Int8Format())
 }
-"""Formats by name."""
+"""All formats by name."""
 NUMBERED: dict[int, WireFormat] = {form.number: form for form in FORMATS.values()}
-"""Formats by number."""
+"""All formats by their number in messages."""

@@ -17,7 +17,7 @@ from psfleet.core.base.settings.kinds import local_path
 _MOST = 100  # largest number of names: each is a series in every monitoring system
 _LONGEST = 100  # characters of the longest name
 NEWEST: dict[str, float] = {}
-"""Last value of each name that this process's script has logged. Any thread may read it."""
+"""Newest value of each name that this process's script has logged. Any thread may read it."""
 LAGS: dict[str, float] = {}
 """Number of messages of a topic that this process has not read yet, by "TOPIC/PARTITION". Any thread may
 read it."""

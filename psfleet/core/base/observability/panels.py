@@ -29,7 +29,7 @@ AGGREGATES: Mapping[str, Callable[[Iterable[float]], float]] = {
 }
 
 READ_AT = "psfleet_read_timestamp_seconds"
-"""Metric with the time at which the other metrics of a process were read."""
+"""Name of the metric with the time when the other metrics of a process were read."""
 
 
 @dataclass
@@ -164,7 +164,7 @@ class Level(_Single):
 
 @dataclass(frozen=True)
 class Rate(_Single):
-    """Growth of a counter per second. A counter that decreased was reset to 0 by a restart."""
+    """Growth of a counter per second. If the counter has decreased, a restart has reset it to 0."""
 
     def promql(self, where: str = "", per_job: bool = False) -> str:
         return self._promql(where, per_job, f"rate({{}}[{WINDOW}])")

@@ -345,8 +345,8 @@ _WIRE = section(
 PROCESSES: tuple[Panel, ...] = (*_MEMORY, *_SKEW, *_RELIABILITY, *_WIRE)
 
 PANELS: tuple[Panel, ...] = (*TRAINING, *PROCESSES)
-"""All panels, in the order in which an operator would ask the questions.
+"""All panels, in the order in which an operator would look at them.
 
-The page of a job, the Grafana dashboard, the alert rules and docs/watch.md are made from it
-(tools/generate_panels.py), and a test sends every query to a real Prometheus.
+The page of a job, the Grafana dashboard, the alert rules and docs/watch.md are generated from this table
+(tools/generate_panels.py). A test sends every query to a real Prometheus.
 """

@@ -48,7 +48,7 @@ _ROLE = SettingKind(
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits on the load of one server."""
+    """Limits that keep a caller from using up a server. Requests beyond them are refused or wait."""
 
     message: int = setting(
         _LARGEST_MESSAGE,
@@ -187,7 +187,7 @@ class StageSettings:
 
 @dataclass(frozen=True)
 class JobSettings:
-    """Settings of a whole job. The launcher passes them to every process of the job."""
+    """Settings of a whole job, from `psfleet-launch` or a job file. Every process of the job gets them."""
 
     durability: str = setting(
         "none",
@@ -304,7 +304,7 @@ class JobSettings:
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """Settings that the launcher chooses for one process: its name, paths and descriptors."""
+    """Settings of a single process, chosen by the launcher: its name, paths and file descriptors."""
 
     job: str = setting("", "Name of the job; a log of another job is refused", names="PSFLEET_JOB")
     log_folder: str = setting("", "Folder of the servers' logs", FOLDER, names="PSFLEET_LOG_FOLDER")
@@ -379,7 +379,7 @@ class LogSettings:
 
 @dataclass(frozen=True)
 class UserSettings(LogSettings, NumberSettings):
-    """Settings that users make only with variables. The launcher passes them on from its own environment."""
+    """Settings that users make with environment variables only. The launcher passes its own values on."""
 
     strategy: str = setting(
         "", "Strategy as JSON; overrides the script's DistributedStrategy", names="PSFLEET_STRATEGY"
@@ -422,7 +422,7 @@ class UserSettings(LogSettings, NumberSettings):
 
 @dataclass(frozen=True)
 class FaultSettings:
-    """Faults that tests and `psfleet-launch --chaos` request from a process."""
+    """Faults that tests and `psfleet-launch --chaos` make a process simulate."""
 
     chaos: str = setting("", "Faults for this process to make, as JSON", names="PSFLEET_CHAOS")
     crash: CrashPoint | None = setting(

@@ -96,7 +96,7 @@ class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, Fle
 
     @property
     def event_folder(self) -> str:
-        """Folder for the TensorBoard event files of this process, or empty if it writes none."""
+        """Folder for this process's TensorBoard event files, or empty if it writes none."""
         if not self.tensorboard:
             return ""
         name = f"{self.role or 'worker'}.{self.seat.rank}"

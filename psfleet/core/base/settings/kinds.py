@@ -31,7 +31,7 @@ DEVICE_PLACES: dict[Device, str] = {
     "cuda": "in the memory of an NVIDIA GPU",
     "disk": "in files of --server-disk",
 }
-"""Description of each device in the help texts of settings."""
+"""Each device as a phrase for the help texts of settings."""
 Format = Literal["float32", "bfloat16", "int8"]
 RowForm = Literal["float32", "bfloat16", "int8", "int4"]
 """Format of rows that are kept for prediction. int8 and int4 have one scale per row."""

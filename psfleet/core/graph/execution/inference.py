@@ -54,7 +54,7 @@ _FORMAT = Format("inference model")
 _WEIGHTS = Format("weights of an inference model")
 _LONGEST = 256 << 20  # bytes of program.json
 Loaded = tuple[Program, list[str], list[Variable]]
-"""Loaded model: a program, the names of its feeds, and its targets."""
+"""Model that was loaded: a program, the names of its feeds, and its targets."""
 
 
 class FrozenTables:

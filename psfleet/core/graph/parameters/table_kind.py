@@ -161,7 +161,7 @@ class LazyBinding:
             return parameter.lookup(ids)
 
     def pooled(self, parameter: Parameter, lookup: PooledIds) -> tuple[PooledIds, Floats]:
-        """Pool the rows."""
+        """Return pooled rows, as `Parameter.pooled` does."""
         with self._settled([parameter]):
             return parameter.pooled(lookup)
 

@@ -65,10 +65,10 @@ Attribute: TypeAlias = ParamAttr | str | bool | InitializerSpec | initializers.I
 
 
 def attribute(argument: Attribute) -> ParamAttr | None:
-    """Convert a layer's argument to a ParamAttr, or to None if it is False, which means no parameter.
+    """Convert a layer's argument to a ParamAttr. Returns None if it is False, which means no parameter.
 
     Args:
-        argument: A ParamAttr, a name, an initializer, or True or None for the defaults.
+        argument: A ParamAttr, a name, or an initializer. True or None means a ParamAttr with defaults.
 
     Raises:
         UsageError: The argument is something else.

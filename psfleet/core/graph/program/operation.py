@@ -94,7 +94,7 @@ class Op:
             _kinds[cls.saved[0]] = cls
 
     def settings(self) -> tuple[Any, ...]:
-        """Return the values of the settings, in the order in which they are declared."""
+        """Return the values of the operation's settings, in the order in which they are declared."""
         return tuple(getattr(self, field.name) for field in fields(self))
 
     def infer(self, *inputs: Any, **none: Any) -> Spec:

@@ -30,7 +30,7 @@ class Operators:
         raise NotImplementedError
 
     def reshape(self, shape: Sequence[int]) -> "Variable":
-        """Return the values in another shape, as layers.reshape does."""
+        """Return the values in another shape. An extent -1 is computed from the number of values."""
         return self._apply(shaping.Reshape(tuple(int(n) for n in shape)), self)
 
     def astype(self, dtype: DTypeLike) -> "Variable":

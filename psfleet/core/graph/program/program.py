@@ -85,7 +85,7 @@ class Program:
     version: int = field(default_factory=lambda: next(_numbers))
 
     def add(self, variable: "Variable") -> None:
-        """Add a variable and the record that computes it.
+        """Add a variable, and the record that computes it, if any.
 
         Raises:
             UsageError: Another variable has this name.
@@ -190,7 +190,7 @@ class Program:
         return self.variable(name)
 
     def backwards(self) -> "list[Backward]":
-        """Return the backward passes that the updates need."""
+        """Return the backward passes that the program's updates need."""
         passes = {
             variable.backward_pass: None
             for update in self.updates

@@ -249,7 +249,7 @@ class Segment:
 
 @dataclass
 class RecomputePlan:
-    """Segments of a forward pass.
+    """Division of a forward pass into segments.
 
     Attributes:
         segments: Segments in forward order.

@@ -110,7 +110,7 @@ class Variable(Operators):
         return len(self.shape)
 
     def numpy(self) -> Array:
-        """Return the value.
+        """Return the value as an array.
 
         Raises:
             UsageError: The variable is symbolic, so only `Executor.run` can compute it.

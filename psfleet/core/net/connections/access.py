@@ -44,7 +44,7 @@ class Access:
 
     @classmethod
     def of(cls, environment: Environment) -> "Access":
-        """Return the access that the environment configures.
+        """Return the access that environment variables configure (PSFLEET_TLS, PSFLEET_INSECURE).
 
         Raises:
             ConfigError: The credentials cannot be read.
@@ -64,10 +64,14 @@ class Access:
         return ((TOKEN_KEY, self.credentials.bearer),)
 
     def channel(self, endpoint: str, options: list[tuple[str, Any]]) -> grpc.Channel:
-        """Return a gRPC channel to the control address of an endpoint.
+        """Open a gRPC channel to a server, with TLS if there are credentials.
+
+        Args:
+            endpoint: Endpoint of the server. The channel connects to its control address.
+            options: gRPC options of the channel.
 
         Raises:
-            ConfigError: The endpoint is TCP and there are no credentials.
+            ConfigError: The endpoint is TCP, there are no credentials, and `insecure` is False.
         """
         plain = not is_tcp(endpoint) or self._is_plain(endpoint, "connect to")
         address = addresses_of(endpoint).control
@@ -83,10 +87,10 @@ class Access:
             return grpc.secure_channel(address, channel_credentials, [*options, name_override])
 
     def listen(self, server: grpc.Server, address: str) -> int:
-        """Bind a gRPC server to an address, and return the port.
+        """Bind a gRPC server to an address, with TLS if there are credentials. Returns the port.
 
         Raises:
-            ConfigError: The address is TCP and there are no credentials.
+            ConfigError: The address is TCP, there are no credentials, and `insecure` is False.
             RuntimeError: gRPC cannot bind the address.
         """
         if not is_tcp(address) or self._is_plain(address, "listen on"):

@@ -311,7 +311,8 @@ class RelocatingChannel:
             self._channel.close()
 
     def _find(self) -> str:
-        """Return the server's present endpoint, by following its moves from the first endpoint."""
+        """Return the server's present endpoint. It is found by following the moves from the first
+        endpoint."""
         moves, endpoint = read_relocations(self._moves), self._first
         for _ in moves:  # at most one step per entry, even if the entries form a cycle
             endpoint = moves.get(endpoint, endpoint)

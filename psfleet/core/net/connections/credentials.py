@@ -44,7 +44,7 @@ class Credentials:
 
     @classmethod
     def read(cls, folder: str | Path) -> "Credentials":
-        """Return the credentials in a folder, after checking its files.
+        """Return the credentials in a folder, after checking that its files are complete and secret.
 
         Raises:
             ConfigError: A file is missing or empty, or other users can read a secret.
@@ -61,17 +61,17 @@ class Credentials:
 
     @cached_property
     def ca(self) -> bytes:
-        """Certificate of the authority, PEM."""
+        """Certificate of the job's authority, in PEM format."""
         return self._content("ca.pem")
 
     @cached_property
     def certificate(self) -> bytes:
-        """Certificate of this role, PEM."""
+        """Certificate of this role, in PEM format."""
         return self._content("cert.pem")
 
     @cached_property
     def key(self) -> bytes:
-        """Private key of this role, PEM."""
+        """Private key of this role, in PEM format."""
         return self._content("key.pem")
 
     @cached_property
@@ -81,7 +81,7 @@ class Credentials:
 
     @cached_property
     def bearer(self) -> str:
-        """Value of the `authorization` header of every call."""
+        """Value of the `authorization` header that every call must have: `Bearer` and the token."""
         return f"Bearer {self.token}"
 
     def allows(self, authorization: str | bytes, *, reads: bool) -> bool:

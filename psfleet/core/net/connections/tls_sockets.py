@@ -25,7 +25,8 @@ _TLS = (b"\x15", b"\x16")  # first byte of a TLS record: alert, handshake (RFC 8
 _HTTP2 = "h2"
 _STEP_TIMEOUT = 2.0  # seconds for each step of a probe
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""First bytes of an HTTP/2 client: the preface and an empty SETTINGS frame (RFC 9113, section 3.4)."""
+"""First bytes that an HTTP/2 client sends: the preface and an empty SETTINGS frame (RFC 9113, section
+3.4)."""
 _NOT_VALID = {  # OpenSSL's x509_vfy.h
     7: "it is of another job",  # X509_V_ERR_CERT_SIGNATURE_FAILURE
     9: "it is not valid yet; compare the hosts' clocks",  # X509_V_ERR_CERT_NOT_YET_VALID
@@ -108,7 +109,7 @@ def _first(endpoint: str, tls: bool) -> bytes | None:
 
 
 def _hello() -> bytes:
-    """Return the first message of a TLS handshake."""
+    """Return the first message of a client's TLS handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # The probe ends before anything secret is sent, so it need not verify the server.
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -122,9 +123,12 @@ def _hello() -> bytes:
 def accepts(
     access: Access, endpoint: str, protocol: str = _HTTP2
 ) -> Callable[[socket.socket], Transport]:
-    """Return a function that makes a transport from a socket accepted at this endpoint.
+    """Return a function that makes a transport from an accepted socket, with TLS if there are credentials.
 
-    `protocol`: Name of the protocol to agree on during the TLS handshake (ALPN).
+    Args:
+        access: Credentials of this server.
+        endpoint: Endpoint that the server listens on. A Unix socket never uses TLS.
+        protocol: Protocol to agree on during the TLS handshake (ALPN).
     """
     if not is_tcp(endpoint) or access.credentials is None:
         return PlainTransport

@@ -340,9 +340,9 @@ class IncomingCall(StreamState):
                 self.connection.send_apart(self, block, contents, trailers, ends=False)
 
     def end(self, message: bytes | None) -> None:
-        """Reply with a message, or with the status if it is not OK or the message is None.
+        """Reply with a message. If the status is not OK or `message` is None, reply with the status instead.
 
-        Ignores a broken connection: the thread that reads the connection handles it.
+        A broken connection is ignored here: the thread that reads the connection handles it.
         """
         self._lost = ()
         with contextlib.suppress(ConnectionBroken):
@@ -370,7 +370,7 @@ class IncomingCall(StreamState):
 
 
 Behavior = Callable[[bytes, IncomingCall], None]
-"""Handler of a method: takes a request, and replies through the call now or later. It must not raise."""
+"""Handler of a method. It gets a request, and replies through the call now or later. It must not raise."""
 
 
 @dataclass(frozen=True)

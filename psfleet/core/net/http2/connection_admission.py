@@ -64,7 +64,7 @@ class ServedConnection(Protocol):
         connection."""
 
     def newest(self) -> int:
-        """Return the stream number of the client's last call."""
+        """Return the stream number of the client's latest call."""
 
     def say_goodbye(self, newest: int, code: ErrorCode, details: str) -> None:
         """Tell the client that no streams after `newest` are served (GOAWAY)."""

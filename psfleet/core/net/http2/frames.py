@@ -39,14 +39,14 @@ class ErrorCode(IntEnum):
 
 
 class ConnectionBroken(Exception):
-    """The connection is lost, or the other end violates the protocol."""
+    """The connection is lost, or the peer has violated the HTTP/2 protocol."""
 
 
 class CodedError(Exception):
-    """The other end violates the protocol.
+    """The peer has violated the HTTP/2 protocol. Base of errors that have an error code.
 
     Attributes:
-        code: Error code to report to the other end.
+        code: Error code to report to the peer.
     """
 
     def __init__(self, code: ErrorCode, details: str) -> None:
@@ -55,15 +55,15 @@ class CodedError(Exception):
 
 
 class ProtocolViolation(CodedError, ConnectionBroken):
-    """Violation of the protocol that ends the connection."""
+    """A violation of the protocol that ends the whole connection."""
 
 
 class StreamError(CodedError):
-    """Violation of the protocol within one call, which ends only that call."""
+    """A violation of the protocol within one call. It ends only that call."""
 
 
 class DamagedMessage(Exception):
-    """A message of a call cannot be read.
+    """The message of a call cannot be read, for example because it is too long.
 
     Attributes:
         status: gRPC status code that the call ends with.
@@ -79,11 +79,11 @@ class DamagedMessage(Exception):
 
 
 class DeadlinePassed(Exception):
-    """The call was not answered in time."""
+    """No reply to a call has arrived before its timeout."""
 
 
 class CallFailed(Exception):
-    """The other end replied with an error status.
+    """The server has replied with an error status.
 
     Attributes:
         code: gRPC status code, as a number.
@@ -139,7 +139,7 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def reset(stream: int, code: int) -> bytes:
-    """Return a RST_STREAM frame."""
+    """Return a RST_STREAM frame, which cancels a stream."""
     return frame(RST_STREAM, 0, stream, _WORD.pack(code))
 
 
@@ -227,7 +227,7 @@ def _is_size(kind: int, flags: int, length: int) -> bool:
 
 
 def check_setting(key: int, value: int) -> None:
-    """Check a setting that the other end announces.
+    """Check the value of a setting that the peer has sent.
 
     Raises:
         ProtocolViolation: The value is out of range.

@@ -32,9 +32,9 @@ NO_TABLE = b"\x20"  # update of the dynamic table's size to 0 (RFC 7541, section
 _ANY_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 REQUEST = frozenset((":method", ":scheme", ":authority", ":path"))
-"""Pseudo-headers of a request."""
+"""Pseudo-headers (names with a colon) that a request may have."""
 RESPONSE = frozenset((":status",))
-"""Pseudo-headers of a response."""
+"""Pseudo-headers that a response may have."""
 _NEEDED = (":method", ":scheme", ":path")
 _OF_CONNECTION = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
 _NAME = re.compile(rb":?[!#$%&'*+.^_`|~0-9a-z-]+")
@@ -74,7 +74,14 @@ TEXT_TRAILERS = _literal("grpc-status", "2")
 def request_prefix(
     path: str, authority: str, tls: bool, metadata: tuple[tuple[str, str], ...]
 ) -> bytes:
-    """Return the encoded headers of a request, without its timeout."""
+    """Return the encoded headers of a request, to which `timeout_field` may be appended.
+
+    Args:
+        path: Method as "/package.Service/Method".
+        authority: Name of the server.
+        tls: True if the connection uses TLS.
+        metadata: Further headers.
+    """
     fields = [
         (":path", path),
         (":authority", authority),
@@ -109,7 +116,7 @@ def split_timeout(block: bytes) -> tuple[bytes, bytes]:
 
 
 def seconds_of(timeout: str) -> float | None:
-    """Return a timeout in seconds, or None if the header is empty, which means no limit.
+    """Return the seconds in a grpc-timeout header, or None if the header is empty, which means no limit.
 
     Raises:
         ValueError: The header is not a valid timeout.

@@ -104,10 +104,10 @@ class Http2Connection(BufferedReader, Generic[S]):
         return frames.settings(settings) + frames.window_update(0, extra_window)
 
     def read(self) -> None:
-        """Read one frame and act on it. Blocks until a frame has arrived.
+        """Read one frame and handle it. Blocks until a frame has arrived.
 
         Raises:
-            ConnectionBroken: The connection has ended, or the other end violates the protocol.
+            ConnectionBroken: The connection has ended, or the peer has violated the protocol.
         """
         while self._end - self._start < frames.HEAD_SIZE:
             self._fill(frames.HEAD_SIZE)

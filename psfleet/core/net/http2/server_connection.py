@@ -225,7 +225,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
 
     @property
     def is_busy(self) -> bool:
-        """True if a call waits for its reply. Streaming calls do not count: they may stay open forever."""
+        """True if a call waits for its reply. Ignores streaming calls, which may stay open forever."""
         return self._is_answering or any(
             not isinstance(call.behavior, Streaming) for call in [*self.streams.values()]
         )
@@ -332,7 +332,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
         self.on_end(stream)
 
     def _refusal(self, headers: dict[str, str], timeout: str) -> tuple[int, str] | None:
-        """Return the status code and text to refuse a call with, or None to accept it."""
+        """Return the status code and text for refusing a call, or None to accept the call."""
         path = headers[":path"]
         # The token is checked first, so that a stranger cannot find out which methods exist.
         if refusal := self._limits.refuse(path, headers.get("authorization", "")):
@@ -373,7 +373,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
         stream.refuse(damage.status, damage.details)
 
     def on_stream_error(self, number: int, error: StreamError, ends: bool) -> None:
-        """Reset the stream."""
+        """Cancel the stream in which the client has violated the protocol."""
         stream = self.streams.get(number)
         if stream is not None:
             self.drop(stream)

@@ -39,7 +39,7 @@ class Transport(Protocol):
         """Return the descriptor of the socket."""
 
     def handshake(self, tick: Tick) -> None:
-        """Complete the handshake, if the transport has one. Calls `tick` as `receive` does."""
+        """Complete the handshake, if the transport has one. Calls `tick` about twice a second meanwhile."""
 
     def go_on_with_handshake(self) -> int:
         """Continue the handshake without waiting.
@@ -80,7 +80,7 @@ class Transport(Protocol):
         """End the connection, so that waiting reads and writes fail. Any thread may call, also repeatedly."""
 
     def close(self) -> None:
-        """Close the socket, which must not be used afterwards."""
+        """Close the socket. The transport must not be used afterwards."""
 
 
 class PlainTransport:
@@ -160,7 +160,7 @@ class PlainTransport:
         return ()
 
     def _try_send(self, parts: Sequence[Part]) -> int:
-        """Send for at most half a second. Returns the number of bytes that the socket accepted."""
+        """Try to send for at most half a second. Returns the number of bytes that the socket accepted."""
         try:
             return self._socket.sendmsg(parts)
         except (BlockingIOError, InterruptedError):

@@ -240,7 +240,7 @@ class SoftmaxCrossEntropy(_ByClass, saved="softmax_cross_entropy soft ignore axi
 
 @dataclass(frozen=True)
 class Accuracy(Op, saved="accuracy k"):
-    """Share of samples whose label is among the k largest predictions, float32 []."""
+    """Fraction of samples whose label is among the k largest predictions, a single float32."""
 
     k: int = 1
     differentiable = False

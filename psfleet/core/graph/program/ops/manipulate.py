@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FillConstant(Op, saved="fill shape dtype value"):
-    """Array filled with a value."""
+    """Array that is filled with one value."""
 
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
