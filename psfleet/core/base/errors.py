@@ -117,13 +117,17 @@ class Gap(ProtocolError):
 
 
 class Fenced(ProtocolError):
-    """This worker process was replaced or declared dead, so its messages are refused. It must register
-    again."""
+    """This worker process was replaced or declared dead, so its messages are refused.
+
+    It must register again.
+    """
 
 
 class LaneLost(ProtocolError):
-    """A call refers to shared memory that the server cannot use. The worker resends it with the tensors
-    inside."""
+    """A call refers to shared memory that the server cannot use.
+
+    The worker resends it with the tensors inside.
+    """
 
 
 class NotReady(ProtocolError):
@@ -163,8 +167,10 @@ class LogError(PsfleetError):
 
 
 class NoRoom(LogError):
-    """The disk of a server's log is full. Nothing was changed; workers repeat the message until there is
-    space."""
+    """The disk of a server's log is full.
+
+    Nothing was changed; workers repeat the message until there is space.
+    """
 
 
 class CheckpointError(PsfleetError):

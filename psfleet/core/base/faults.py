@@ -17,8 +17,10 @@ from psfleet.core.base.settings.declared_settings import FaultSettings
 from psfleet.core.base.settings.kinds import CrashPoint
 
 Send = Callable[[str, bytes, float], bytes]
-"""Function for one attempt at a call. Takes method, request and timeout in seconds; raises the call's
-error."""
+"""Function for one attempt at a call.
+
+Takes method, request and timeout in seconds; raises the call's error.
+"""
 
 # The points, in the order in which a process reaches them.
 #

@@ -96,8 +96,7 @@ def write_relocations(where: Path, endpoints: Mapping[str, str]) -> None:
 
 
 def read_relocations(where: Path) -> dict[str, str]:
-    """Return the new endpoint of each moved server by its old one. Empty if the file is missing or
-    damaged."""
+    """Return the new endpoint of each moved server by its old one. Empty if no file can be read."""
     try:
         (endpoints,) = _RELOCATIONS_FORMAT.read(where, moved=dict)
     except (FileNotFoundError, FrameError):

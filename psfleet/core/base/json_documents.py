@@ -21,8 +21,9 @@ _ADVICE = "read it with the psfleet version that wrote it"
 
 
 class Misfit(ValueError):
-    """A document has an unexpected format, version or field. The text continues a sentence that begins with
-    the file's name.
+    """A document has an unexpected format, version or field.
+
+    The text continues a sentence that begins with the file's name.
     """
 
 
@@ -44,8 +45,10 @@ class Format:
 
     @property
     def version(self) -> int:
-        """Version of new documents, the oldest readable one. A document that uses a newer feature needs a
-        newer one."""
+        """Version of new documents, the oldest readable one.
+
+        A document that uses a newer feature needs a newer one.
+        """
         return self.versions[0]
 
     def document(self, **fields: Any) -> dict[str, Any]:
@@ -53,8 +56,10 @@ class Format:
         return {"format": self.name, "version": self.version, **fields}
 
     def write(self, where: Path, **fields: Any) -> None:
-        """Write a small file of a running job. Readers see all of it or nothing. It may be lost in a power
-        cut."""
+        """Write a small file of a running job. Readers see all of it or nothing.
+
+        It may be lost in a power cut.
+        """
         let_appear(where, self._writer(fields))
 
     def replace(self, where: Path, **fields: Any) -> None:
@@ -66,8 +71,7 @@ class Format:
         return lambda draft: draft.write_text(text)
 
     def read(self, where: Path, **kinds: Any) -> list[Any]:
-        """Read a small file that has exactly these fields, and return their values in this order (see
-        `exact`).
+        """Read a small file with exactly these fields, and return their values in order (see `exact`).
 
         Raises:
             FileNotFoundError: The file does not exist.

@@ -57,8 +57,10 @@ class RateLimitedLog:
         self._unsaid = 0
 
     def say(self, line: str) -> None:
-        """Log the line, or only count it if a line was logged within the last second. The next line adds
-        the count."""
+        """Log the line, or only count it if a line was logged within the last second.
+
+        The next line adds the count.
+        """
         with self._lock:
             now = time.monotonic()
             if now - self._said_at < _QUIET:
@@ -143,8 +145,10 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to the present sys.stderr. Ignores errors, so lines are lost if it is closed or the disk is
-    full."""
+    """Writes to the present sys.stderr.
+
+    Ignores errors, so lines are lost if it is closed or the disk is full.
+    """
 
     @override
     def emit(self, record: logging.LogRecord) -> None:

@@ -84,8 +84,7 @@ class ObjectStore:
         return content
 
     def sizes(self) -> dict[str, int]:
-        """Return the size in bytes of each file in the folder, by name. Empty if the folder does not
-        exist."""
+        """Return the size of each file in bytes, by name. Empty if the folder does not exist."""
         return self._listed("file")
 
     def folders(self) -> list[str]:
@@ -254,8 +253,7 @@ def own_name(number: int) -> str:
 
 
 def own_place(place: str, number: int) -> str:
-    """Return the folder or URL of the snapshot with this number, in the folder or URL of a job's
-    snapshots."""
+    """Return the folder or URL of a snapshot. `place` is the folder or URL of all the job's snapshots."""
     return f"{place}/{own_name(number)}"
 
 
@@ -271,8 +269,10 @@ def latest_snapshot(place: str) -> str:
 
 
 def remove_snapshot(place: str) -> None:
-    """Remove a snapshot. In a store its manifest is removed first, so that an interrupted removal leaves no
-    snapshot that looks complete.
+    """Remove a snapshot.
+
+    In a store its manifest is removed first, so that an interrupted removal leaves no snapshot that looks
+    complete.
     """
     if (url := url_of(place)) is None:
         shutil.rmtree(local_path(place), ignore_errors=True)

@@ -20,7 +20,7 @@ SCALE = "scale.json"
 """File in which `psfleet scale` requests a number of servers from the launcher."""
 
 SCALE_READY = "scale.ready"
-"""File in which the launcher lists the new servers for server 0, once they have started."""
+"""File in which the launcher lists, for server 0, the servers to move to, once all have started."""
 
 SCALE_PROMISED = "scale.promised"
 """File in which server 0 reports that all servers have their part of the rows, or why they do not."""
@@ -35,16 +35,20 @@ _SCALED = Format("servers moved to")
 
 
 def write_scale(folder: Path, servers: int) -> int:
-    """Request a number of servers. Returns the number of the request, one more than that of the last
-    request."""
+    """Request a number of servers.
+
+    Returns the number of the request, one more than that of the last request.
+    """
     number = read_scale(folder)[0] + 1
     _SCALE.write(folder / SCALE, number=number, servers=servers)
     return number
 
 
 def read_scale(folder: Path) -> tuple[int, int]:
-    """Return the number of the last request, and the number of servers it asks for. (0, 0) if there is
-    none."""
+    """Return the number of the last request, and the number of servers it asks for.
+
+    (0, 0) if there is none.
+    """
     try:
         number, servers = _SCALE.read(folder / SCALE, number=int, servers=int)
     except (FileNotFoundError, FrameError):
@@ -53,7 +57,10 @@ def read_scale(folder: Path) -> tuple[int, int]:
 
 
 def write_scale_ready(folder: Path, number: int, endpoints: Sequence[str]) -> None:
-    """Announce that the servers of a request have started. `endpoints` are all servers of the job."""
+    """Announce that the servers of a request have started.
+
+    `endpoints`: Endpoints of all servers that the job is to have.
+    """
     _SCALE_READY.write(folder / SCALE_READY, number=number, endpoints=[*endpoints])
 
 
@@ -117,8 +124,10 @@ def write_scaled(folder: Path, scaled: Scaled) -> None:
 
 
 def write_unscaled(folder: Path, number: int, endpoints: Sequence[str], why: str = "") -> None:
-    """Write the decision that a request changes nothing and the job keeps these servers. `why` is the
-    reason."""
+    """Write the decision that a request changes nothing and the job keeps these servers.
+
+    `why` is the reason.
+    """
     write_scaled(folder, Scaled(number, tuple(endpoints), read_scaled(folder).generation, why))
 
 

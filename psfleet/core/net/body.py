@@ -103,8 +103,10 @@ def parse(kind: type[M], data: bytes) -> M:
 
 
 def flat(part: Part) -> memoryview:
-    """Return the bytes of one of the parts that `pack` returns. Copies an array only if it is not
-    contiguous."""
+    """Return the bytes of one of the parts that `pack` returns.
+
+    Copies an array only if it is not contiguous.
+    """
     if isinstance(part, np.ndarray):
         return np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
     return memoryview(part)
@@ -168,8 +170,7 @@ class _ArrayReader:
 
 @cache
 def _dtype_in(annotation: Any) -> np.dtype[Any] | None:
-    """Return the dtype in an annotation like NDArray[np.int64], or None if the annotation allows any
-    dtype."""
+    """Return the dtype in an annotation like NDArray[np.int64], or None if it is Any."""
     [scalar] = get_args(get_args(annotation)[1])
     return None if scalar is Any else np.dtype(scalar)
 

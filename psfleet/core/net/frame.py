@@ -68,8 +68,9 @@ def opened(head: bytes, number: int, length: int, padding: int) -> bytes:
 
 
 def next_field(view: bytes | memoryview, at: int) -> tuple[int, int, int, int]:
-    """Parse the field that begins at `at`. Returns its number, its wire type, and its content's start and
-    end.
+    """Parse the field that begins at `at`.
+
+    Returns its number, its wire type, and its content's start and end.
 
     Raises:
         FrameError: The field is damaged, or longer than the message.
@@ -90,8 +91,9 @@ def next_field(view: bytes | memoryview, at: int) -> tuple[int, int, int, int]:
 
 
 def tag(view: bytes | memoryview, at: int) -> tuple[int, int, int]:
-    """Parse the tag that begins at `at`. Returns the field's number, its wire type, and the offset after
-    the tag.
+    """Parse the tag that begins at `at`.
+
+    Returns the field's number, its wire type, and the offset after the tag.
 
     Raises:
         FrameError: The message ends within the tag, or the tag is not a valid number.
@@ -122,8 +124,7 @@ def extent(view: bytes | memoryview, at: int, kind: int) -> tuple[int, int]:
 
 
 def _filling(length: int, number: int) -> bytes:
-    """Return a field that pads `length` to a multiple of ALIGNMENT: 2 to 9 bytes, or b"" if none is
-    needed."""
+    """Return a field of 2 to 9 bytes that pads `length` to a multiple of ALIGNMENT, or b"" if it is one."""
     missing = -length % ALIGNMENT
     if missing == 0:
         return b""

@@ -24,14 +24,12 @@ Ids = NDArray[np.int64]
 
 
 def value_format(spec: TableSpec, form: Format) -> Format:
-    """Return the format for the table's values if `form` is requested: rows too narrow for int8 use
-    bfloat16."""
+    """Return the format for the table's values if `form` is requested. Narrow rows use bfloat16, not int8."""
     return FORMATS[form].for_width(spec.dim if spec.kind == "sparse" else spec.size)
 
 
 def _gradient_format(spec: TableSpec, form: Format) -> Format:
-    """Return the format for the table's gradients if `form` is requested: float32 for counts, to keep them
-    exact."""
+    """Return the format for the table's gradients if `form` is requested. Counts stay float32."""
     counts = spec.rule.counts or (spec.kind == "sparse" and spec.pushed_scores)
     return "float32" if counts else value_format(spec, form)
 

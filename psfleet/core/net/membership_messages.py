@@ -67,8 +67,9 @@ def agreed_numbers(mode: ConsistencyMode) -> tuple[int, ...]:
 
 
 def read_agreed_numbers(numbers: Sequence[int]) -> ConsistencyMode:
-    """Return the mode for numbers that `agreed_numbers` has returned. Number 0 means that no worker has
-    joined.
+    """Return the mode for numbers that `agreed_numbers` has returned.
+
+    Number 0 means that no worker has joined.
 
     Raises:
         FrameError: The mode is unknown, or does not have these settings.

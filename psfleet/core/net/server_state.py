@@ -39,8 +39,9 @@ class ServerState:
 
 
 class _Stored(Struct, frozen=True):
-    """Fields of a ServerState that are written to logs and snapshots. All other fields start again with
-    each process.
+    """Fields of a ServerState that are written to logs and snapshots.
+
+    All other fields start again with each process.
 
     Attributes:
         mode: Number of the fleet's consistency mode, followed by the mode's settings that servers know.

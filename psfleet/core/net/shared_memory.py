@@ -83,8 +83,9 @@ class SharedMemory:
 
     @classmethod
     def make(cls, size: int) -> "tuple[SharedMemory, MemoryHandle] | None":
-        """Create a memory of `size` bytes. Returns None if it would be too large or the system has no such
-        memory.
+        """Create a memory of `size` bytes.
+
+        Returns None if it would be too large or the system has no such memory.
 
         The caller must close the handle's descriptor once the other process has opened the memory.
         """
@@ -162,8 +163,10 @@ class BlockAllocator:
         return offset
 
     def _take_larger(self, size: int) -> int | None:
-        """Allocate the smallest free block larger than `size`. Returns its offset, or None if there is
-        none."""
+        """Allocate the smallest free block larger than `size`.
+
+        Returns its offset, or None if there is none.
+        """
         larger = [wide for wide, free in self._free.items() if free and wide > size]
         if not larger:
             return None

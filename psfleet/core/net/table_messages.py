@@ -180,8 +180,7 @@ class TableToSend:
     whole: bool = False
 
     def parts(self) -> list[bytes | Ids | int]:
-        """Return the table's message as the encoded parts that `_lay_out` joins, with a gap for the
-        weights."""
+        """Return the table's message as parts for `_lay_out`, with a gap for the weights."""
         # The definition is sent only with a whole table. A follower that gets changes has it already.
         head = follower_pb2.TableChanges(table=self.spec.key, whole=self.whole)
         if self.whole:
@@ -228,8 +227,10 @@ def lay_out_rows(ids: Ids, dim: int, following: int) -> tuple[bytes, list[Floats
 
 
 def _array_field(number: int, content: Ids | int) -> list[bytes | Ids | int]:
-    """Return a field with an array, or with a gap of `content` bytes. Returns no field if it would be
-    empty."""
+    """Return a field with an array, or with a gap of `content` bytes.
+
+    Returns no field if it would be empty.
+    """
     size = _size(content)
     return [begun(number, size), content] if size else []
 

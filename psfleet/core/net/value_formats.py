@@ -81,8 +81,9 @@ class CompressedValues:
         return FORMATS[form].size(shape)
 
     def pack(self, values: Floats) -> None:
-        """Compress values of this shape into the buffer, each to the nearest representable value. They must
-        be contiguous.
+        """Compress values of this shape into the buffer, each to the nearest representable value.
+
+        They must be contiguous.
         """
         self.format.encode(values.reshape(-1), self)
 

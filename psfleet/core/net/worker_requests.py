@@ -14,7 +14,7 @@ from psfleet.core.net.v1.frame_pb2 import Header
 
 
 def write_join(join: Join) -> shard_pb2.JoinRequest:
-    """Return the message that a worker process sends to join."""
+    """Return the message that a worker process sends to join, or to continue after a rest."""
     return shard_pb2.JoinRequest(
         worker=join.worker,
         incarnation=join.incarnation,

@@ -19,8 +19,10 @@ _LONGEST = 100  # characters of the longest name
 NEWEST: dict[str, float] = {}
 """Newest value of each name that this process's script has logged. Any thread may read it."""
 LAGS: dict[str, float] = {}
-"""Number of messages of a topic that this process has not read yet, by "TOPIC/PARTITION". Any thread may
-read it."""
+"""Number of messages of a topic that this process has not read yet, by "TOPIC/PARTITION".
+
+Any thread may read it.
+"""
 
 
 class EventFile:

@@ -276,8 +276,10 @@ class Quantile(Expression):
 
 
 def _quantile(share: float, buckets: list[tuple[float, float]]) -> float:
-    """Return a quantile from the number of values up to each bound, sorted by bound. The last bound is
-    infinite."""
+    """Return a quantile from the number of values up to each bound, sorted by bound.
+
+    The last bound is infinite.
+    """
     rank = share * buckets[-1][1]
     if not rank:
         return math.nan
@@ -342,8 +344,7 @@ _COUNTS, _BYTES = ("", "k", "M", "G", "T"), ("B", "KiB", "MiB", "GiB", "TiB", "P
 
 
 def _digits(value: float, count: int = 3) -> str:
-    """Return a number with `count` significant digits and no trailing zeros, or like `1.2e-7` if it is
-    tiny."""
+    """Return a number with `count` significant digits, without trailing zeros, such as `12.5` or `1.2e-7`."""
     rounded = float(f"{value:.{count - 1}e}")
     if rounded and abs(rounded) < 1e-6:
         mantissa, _, power = f"{rounded:.{count - 1}e}".partition("e")

@@ -71,8 +71,10 @@ class Tracing:
         return self.tracer.start_as_current_span(method, parent, SpanKind.SERVER, attributes)
 
     def child(self, name: str) -> Span | None:
-        """Begin a span within this thread's current span. Returns None if this thread handles no traced
-        push."""
+        """Begin a span within this thread's current span.
+
+        Returns None if this thread handles no traced push.
+        """
         return self.tracer.start_span(name) if get_current_span().is_recording() else None
 
     def close(self) -> None:

@@ -124,8 +124,10 @@ _LIMITS = SettingKind(
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """Role of this process, and the fleet it belongs to. If `role` is None, it trains alone, without
-    servers."""
+    """Role of this process, and the fleet it belongs to.
+
+    If `role` is None, it trains alone, without servers.
+    """
 
     role: Literal["server", "worker"] | None = setting(
         None, "Role of this process", _ROLE, names="PSFLEET_ROLE TRAINING_ROLE"

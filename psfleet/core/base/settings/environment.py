@@ -131,8 +131,7 @@ class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, Fle
 
     @property
     def seat(self) -> "Environment":
-        """These settings as servers see the process, with the pipeline stages of a worker as separate
-        workers.
+        """These settings as servers see the process: each pipeline stage of a worker is a worker.
 
         For example, a fleet of 2 workers with 3 stage processes each has 6 workers for the servers, with
         ranks (*seats*) 0 to 5.
@@ -265,8 +264,7 @@ def threads() -> int:
 
 
 def _check_workers(variables: Mapping[str, str], values: Mapping[str, Any]) -> None:
-    """Raise an error if the reference's variables give a role but no number of workers, as the reference
-    does."""
+    """Check that PADDLE_* variables that give a role also give the number of workers."""
     if "workers" not in values and not variables.get("PSFLEET_ROLE"):
         raise ConfigError(
             f"TRAINING_ROLE is {variables.get('TRAINING_ROLE')!r} and PADDLE_TRAINERS_NUM is not set; set it "

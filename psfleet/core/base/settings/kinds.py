@@ -48,8 +48,7 @@ _MOST_SECONDS = 10 * 365 * 86_400.0
 MOST_SERVERS = 1024
 """Largest number of servers of a job. With more, some servers would not get even one virtual shard."""
 MOST_WORKERS = 65_536
-"""Largest number of workers of a job, or of stage processes of all workers. Servers and launcher list
-them."""
+"""Largest number of workers, or of stage processes of all workers. Servers and launcher list them all."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/{1,3}")  # a Path makes one slash of two
 _USER = re.compile(r"(://)[^/@]*@")
 ROOT = "psfleet"

@@ -80,8 +80,10 @@ else:
 
 
 class _LossValue:
-    """Annotation of a number that may be infinite or NaN. The setting PSFLEET_ON_NAN decides what happens
-    then."""
+    """Annotation of a number that may be infinite or NaN.
+
+    The setting PSFLEET_ON_NAN decides what happens then.
+    """
 
     @classmethod
     def from_argument(cls, value: Any) -> float:
@@ -136,8 +138,7 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def check_fields(owner: str, item: Any) -> None:
-    """Check the fields of a dataclass against their annotations, and convert each to its annotation's
-    type."""
+    """Check the fields of a dataclass against their annotations, and convert them like `check`."""
     hints = typing.get_type_hints(type(item), include_extras=True)
     for field in dataclasses.fields(item):
         value = check(owner, field.name, getattr(item, field.name), hints[field.name])
@@ -264,8 +265,7 @@ class Form:
 
     @functools.cached_property
     def _others(self) -> Any:
-        """Annotation of the arguments in `**kwargs`, or None if the function has no `**kwargs` of one
-        type."""
+        """Annotation of the arguments in `**kwargs`, or None if `**kwargs` is missing or has named fields."""
         keyword_hint = self._hints.get(self._more)
         return None if typing.get_origin(keyword_hint) is typing.Unpack else keyword_hint
 

@@ -186,8 +186,7 @@ class Executor:
     def _following(
         self, program: Program | None, feed: Mapping[str, Any] | None
     ) -> Mapping[str, Any] | None:
-        """Return the feed after this one, if this call trains with the last feed that `read_ahead` has
-        yielded.
+        """Return the feed after this one, if this call trains with the last feed of `read_ahead`.
 
         In between, a loop may run other programs or feeds, such as an evaluation. These read nothing ahead.
         """
@@ -201,8 +200,9 @@ class Executor:
     def read_ahead(
         self, batches: Iterable[T], feed: Callable[[T], Mapping[str, Any]] | None = None
     ) -> Iterator[Mapping[str, Any]]:
-        """Yield feeds for a loop of `run`. Each step's pull then overlaps with the computation of the step
-        before.
+        """Yield feeds for a loop of `run`.
+
+        Each step's pull then overlaps with the computation of the step before.
 
             for feed in exe.read_ahead(fleet.shard(batches())):
                 exe.run(feed=feed, fetch_list=[loss])
@@ -230,8 +230,10 @@ class Executor:
         following: Mapping[str, Any] | None,
         return_numpy: bool = True,
     ) -> list[Any]:
-        """Run a program as `run` does. Also starts to pull the values for the next step, whose feed is
-        `following`."""
+        """Run a program as `run` does.
+
+        Also starts to pull the values for the next step, whose feed is `following`.
+        """
         program = program or default_main_program()
         if not isinstance(program, Program):
             raise UsageError(f"the program to run is {program!r}; it must be a Program or None")
@@ -374,8 +376,9 @@ class Executor:
         dataset: Iterable[Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> int:
-        """Run a test clone of the program for each batch, so that nothing is updated. Otherwise as
-        train_from_dataset.
+        """Run a test clone of the program for each batch, so that nothing is updated.
+
+        Otherwise as train_from_dataset.
         """
         test = (program or default_main_program()).clone(for_test=True)
         return self.train_from_dataset(test, dataset, **options)
@@ -406,8 +409,7 @@ def _reads_ahead() -> bool:
 
 
 def _check_trains(program: Any) -> None:
-    """Raise an error if the program trains nothing and nothing is fetched, so that nothing would be
-    computed."""
+    """Raise an error if nothing would be computed: no result is fetched and the program trains nothing."""
     if isinstance(program, Program) and program.records and not program.updates:
         raise UsageError(
             "run: fetch_list is None and the program trains nothing, so that nothing would be computed; name "
@@ -428,8 +430,10 @@ def _check_whole(program: Program) -> None:
 
 
 def _counted(plan: ExecutionPlan, samples: int) -> int:
-    """Return the number of samples to report with a push. Of a pipeline's stages, only the first reports
-    any."""
+    """Return the number of samples to report with a push.
+
+    Of a pipeline's stages, only the first reports any.
+    """
     return 0 if plan.is_pipelined and here().process else samples
 
 

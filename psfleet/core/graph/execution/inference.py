@@ -174,9 +174,7 @@ def save_inference(
 
 
 def _described(targets: Sequence[Variable]) -> tuple[list[Variable], dict[str, Any]]:
-    """Return the leaves that the targets are computed from, and the fields of program.json that describe the
-    computation.
-    """
+    """Return the leaves that targets are computed from, and the fields of program.json that say how."""
     records = ancestors(targets)
     variables = [v for record in records for v in record.needed(training=False)]
     leaves = {v.name: v for v in variables if v.record is None}

@@ -58,8 +58,7 @@ def _pair(
 def _state(
     runtime: Runtime, snapshot: Snapshot, target: TableSpec, source: TableSpec
 ) -> TableState:
-    """Return the state to write: the checkpoint's optimizer state if both rules are the same, else a fresh
-    one."""
+    """Return the state to write, with the checkpoint's optimizer state if both rules are the same."""
     content = content_of(snapshot, source)
     arrays, step = content.arrays, step_of(runtime, target.name)
     weights, slots = arrays["value"], target.rule.slots

@@ -146,8 +146,7 @@ class BoundTables(ParameterClient):
         return source, values
 
     def _looked_up(self, bound: BoundTable, lookup: Asked) -> tuple[Asked, Floats]:
-        """Return a look-up of a sparse table with its rows, from this step's cache if it has an equal
-        look-up."""
+        """Return a look-up of a sparse table and its rows. They come from this step's cache, if possible."""
         for pair in bound.rows:
             if are_equal(pair[0], lookup):
                 return pair
@@ -326,8 +325,10 @@ class BoundTables(ParameterClient):
         self.begin_rows(bound.spec, ids, rows)
 
     def _move(self, parameter: Parameter, bound: BoundTable) -> None:
-        """Copy the value from another optimizer's table to this one. The optimizer state of this table
-        stays."""
+        """Copy the value from another optimizer's table to this one.
+
+        The optimizer state of this table stays.
+        """
         before = self._bound_by_parameter[id(parameter)]
         self.exclusively(lambda: self._copy_value(before, bound))
         bound.drop_pulled()
@@ -375,8 +376,7 @@ def tables(runtime: Runtime | None = None) -> BoundTables:
 
 
 def read_ahead(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]) -> None:
-    """Start to pull the values that the next step needs (`BoundTables.read_ahead`), if one runtime has
-    all."""
+    """Start to pull the next step's values (`BoundTables.read_ahead`), if one runtime has all of them."""
     bindings = {id(p.binding): p.binding for p in [*dense, *(p for p, _ in sparse)]}
     binding = next(iter(bindings.values()), None)
     if len(bindings) == 1 and isinstance(binding, BoundTables):
@@ -454,8 +454,7 @@ def _average(momentum: float) -> _Average:
 
 
 def promise(parameter: Parameter, momentum: float) -> None:
-    """Bind a parameter to a table for its moving average. The table is made when its value is first
-    needed."""
+    """Bind a parameter to a table for its moving average. The table is made at its first use."""
     owner = _average(momentum)
     binding = LazyBinding(lambda target: tables().bind(owner, target), early=True)
     parameter.binding = parameter.binding or binding

@@ -102,8 +102,10 @@ class ParameterClient:
         return ahead[1].wait()
 
     def exclusively(self, write: Callable[[], None]) -> None:
-        """Call `write` on worker 0, while all other workers wait until it is done. Every worker must call
-        this."""
+        """Call `write` on worker 0, while all other workers wait until it is done.
+
+        Every worker must call this.
+        """
         self.runtime.flush()
         if self.runtime.worker_num > 1:
             self.runtime.barrier()
@@ -113,8 +115,7 @@ class ParameterClient:
             self.runtime.barrier()
 
     def create(self, make: Callable[["ParameterClient"], T], joins_late: bool) -> T:
-        """Make tables on worker 0 first, so that they start with worker 0's values, then on the other
-        workers.
+        """Make tables on worker 0 first, so that they start with its values, then on all other workers.
 
         Every worker must call this, except those that join late.
 
@@ -133,8 +134,10 @@ class ParameterClient:
         return tables
 
     def begin_rows(self, spec: TableSpec, ids: Ids, rows: Floats) -> None:
-        """Write rows with a fresh optimizer state, as if no push had changed them. Call it within
-        `exclusively`."""
+        """Write rows with a fresh optimizer state, as if no push had changed them.
+
+        Call it within `exclusively`.
+        """
         self.runtime.write_table(spec.key, TableState(0, [rows, *slots_of(spec, ids)], ids))
 
     def set_weights(
@@ -179,8 +182,10 @@ def slots_of(spec: TableSpec, ids: Ids, state: TableState | None = None) -> list
 
 
 def places_of(ids: Ids, targets: Ids) -> Ids:
-    """Return the position in `ids` of each target. Every target must be in `ids`, which may be in any
-    order."""
+    """Return the position in `ids` of each target.
+
+    Every target must be in `ids`, which may be in any order.
+    """
     order = np.argsort(ids)
     positions: Ids = order[np.searchsorted(ids, targets, sorter=order)]
     return positions

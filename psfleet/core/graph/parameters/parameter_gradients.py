@@ -16,8 +16,10 @@ Floats = NDArray[np.float32]
 
 
 def densify(parameter: Parameter, grad: SparseGrad) -> Floats:
-    """Return a sparse gradient as an array in the parameter's shape. Rows of a repeated id are summed in
-    order."""
+    """Return a sparse gradient as an array in the parameter's shape.
+
+    Rows of a repeated id are summed in order.
+    """
     check_rows(parameter, grad.ids)
     unique = merge_rows(grad)
     dense = np.zeros(parameter.shape, np.float32)

@@ -104,8 +104,7 @@ def reach(rule: Rule) -> Reach:
 def _used(
     rule: Rule, scalar: Callable[..., tuple[float, ...]], values: tuple[float, ...]
 ) -> Iterator[tuple[int, tuple[float, ...]]]:
-    """Yield the values of a weight and its slots after one, two and three updates, with the next step's
-    number."""
+    """Yield the next step's number and a weight with its slots, after one, two and three updates."""
     for step, gradient in enumerate((0.5, -0.25, 1.5), 1):
         w, *slots = values
         values = scalar(w, gradient, *slots, _numbers(rule, w, gradient, slots, step))

@@ -51,8 +51,7 @@ class Backward:
     pipeline: Any = None
 
     def active(self) -> tuple[list[Record], set[Variable]]:
-        """Return the records that gradients flow through, in forward order, and the variables that get a
-        gradient."""
+        """Return the records on the way of gradients, in forward order, and all variables with a gradient."""
         variables = set(self.gradients)
         records = []
         for record in ancestors([self.loss]):

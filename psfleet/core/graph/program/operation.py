@@ -113,8 +113,10 @@ class Op:
         return inputs
 
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Array:
-        """Compute the output. Inputs are arrays. With `by_rows`, a sparse parameter is passed as the
-        Parameter."""
+        """Compute the output. Inputs are arrays.
+
+        With `by_rows`, a sparse parameter is passed as the Parameter.
+        """
         raise NotImplementedError
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
@@ -239,8 +241,10 @@ def same(first: Shape, second: Shape) -> bool:
 
 
 def axis_of(axis: int, shape: Sequence[object], what: str) -> int:
-    """Convert an axis to a number from 0 to rank - 1; a negative axis counts from the end. Checks its
-    range."""
+    """Convert an axis to a number from 0 to rank - 1; a negative axis counts from the end.
+
+    Checks its range.
+    """
     rank = len(shape)
     if not -rank <= axis < rank:
         raise ShapeError(f"{what}: axis {axis} is outside a shape of {rank} dimensions")

@@ -180,8 +180,10 @@ class Program:
         return list(self.variables.values())
 
     def global_block(self) -> "Program":
-        """Return the program itself. In the reference framework a program has blocks; here it is its only
-        block."""
+        """Return the program itself.
+
+        In the reference framework a program has blocks; here it is its only block.
+        """
         return self
 
     @checked
@@ -253,8 +255,7 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 
 
 def in_eager_mode() -> bool:
-    """Return whether eager mode is on: operations that have only parameters as inputs are computed at
-    once."""
+    """Return whether eager mode is on. Operations on parameters alone are then computed at once."""
     return _eager
 
 

@@ -127,8 +127,7 @@ def even_cuts(count: int) -> tuple[list[int], list[bool]]:
 
 
 def peak_of(costs: ForwardCosts, edges: list[int], drops: list[bool]) -> int:
-    """Return the largest number of bytes in use at a time with these cuts, as the dynamic program counts
-    them."""
+    """Return the largest number of bytes in use at a time with these cuts, as `_search` counts them."""
     total = np.concatenate([[0], np.cumsum(costs.saved)])
     live = peak = 0
     for (i, j), drop in zip(pairwise(edges), drops, strict=True):
@@ -299,8 +298,7 @@ class RecomputingRun(ProgramRun):
 
 
 def make_recompute_plan(run: ProgramRun) -> RecomputePlan:
-    """Cut the plan's forward records into segments: at the checkpoints, or where measured costs are
-    lowest."""
+    """Cut the forward records into segments, at the checkpoints or where measured costs are lowest."""
     plan = run.plan
     if len(plan.backwards) != 1:
         raise UsageError(f"the program has {len(plan.backwards)} losses; recompute works with one")

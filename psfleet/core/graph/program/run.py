@@ -63,8 +63,10 @@ class LookUp:
 
     @property
     def inputs(self) -> list[Variable]:
-        """Variables that determine the rows to pull, the ids first. Excludes inputs that only the gradient
-        uses."""
+        """Variables that determine the rows to pull, the ids first.
+
+        Excludes inputs that only the gradient uses.
+        """
         ids, _, *extra_inputs = self.record.op.predicting(self.record.inputs)
         return [ids, *extra_inputs]
 
@@ -113,8 +115,7 @@ class ExecutionPlan:
     recompute: Any = None
 
     def wanted_reads(self, values: Mapping[Variable, Any]) -> list[tuple[Parameter, Asked]]:
-        """Return the rows to pull for all look-ups, as pairs of a parameter and ids, given the look-ups'
-        inputs."""
+        """Return the parameter and ids to pull for each look-up, given the look-ups' inputs."""
         return [(lookup.parameter, lookup.wanted_ids(values)) for lookup in self.lookups]
 
     @property
@@ -156,8 +157,7 @@ def make_plan(program: Program, fetches: Sequence[Variable]) -> ExecutionPlan:
 
 
 def _check_batches(records: Sequence[Record]) -> None:
-    """Raise an error if an operation needs a whole batch: in a pipeline it gets only one micro-batch at a
-    time."""
+    """Raise an error if an operation needs a whole batch, because a pipeline passes it micro-batches."""
     for record in records:
         if isinstance(record.op, BatchNorm) and not (record.op.is_test or record.op.fixed):
             raise UsageError(

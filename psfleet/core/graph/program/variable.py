@@ -91,8 +91,10 @@ class Variable(Operators):
 
     @staticmethod
     def from_argument(value: Any) -> "Variable":
-        """Return a layer's argument as a variable. The checks of arguments call this
-        (`validation.annotations`)."""
+        """Return a layer's argument as a variable.
+
+        The checks of arguments call this (`validation.annotations`).
+        """
         if isinstance(value, str | list | tuple):
             raise TypeError
         try:
@@ -148,8 +150,7 @@ class Variable(Operators):
 
     @checked
     def backward(self, grad_tensor: Any = None, retain_graph: bool = False) -> None:
-        """Compute gradients of this concrete variable, and add them to `grad` of the parameters and leaves
-        it uses.
+        """Compute gradients of this concrete variable, and add them to `grad` of the leaves it depends on.
 
             x = to_variable(np.array([1.0, 2.0]), stop_gradient=False)
             (x * x).backward()

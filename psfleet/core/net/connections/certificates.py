@@ -108,8 +108,10 @@ class _CertificateAuthority:
     def sign(
         self, key: _Key, name: str, purposes: tuple[x509.ObjectIdentifier, ...]
     ) -> x509.Certificate:
-        """Return a certificate for this key, name and purposes. It expires at the same time as the
-        authority."""
+        """Return a certificate for this key, name and purposes.
+
+        It expires at the same time as the authority.
+        """
         issuer = self.certificate
         validity = issuer.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
         return (

@@ -189,8 +189,7 @@ class MoveObserver(Protocol):
     """Object that wants to know when servers may have moved."""
 
     def look(self) -> None:
-        """Read the file of moved servers again. RelocationWatch calls this in its thread after each
-        change."""
+        """Read the file of moved servers again. RelocationWatch calls this in its thread after a change."""
 
 
 class RelocationWatch:
@@ -248,8 +247,10 @@ class RelocationWatch:
                 observer.look()
 
     def _version(self) -> tuple[int, int]:
-        """Return two numbers that differ once the file was replaced. The file is always replaced as a
-        whole."""
+        """Return two numbers that differ once the file was replaced.
+
+        The file is always replaced as a whole.
+        """
         with contextlib.suppress(OSError):
             status = os.stat(self._moves)
             return status.st_ino, status.st_mtime_ns
@@ -299,8 +300,10 @@ class RelocatingChannel:
         return lambda *call, **options: self._channel.unary_unary(*method)(*call, **options)
 
     def stream_stream(self, *method: Any) -> Callable[..., Any]:
-        """Return a callable for a streaming method, as grpc.Channel does. Each call uses the present
-        channel."""
+        """Return a callable for a streaming method, as grpc.Channel does.
+
+        Each call uses the present channel.
+        """
         return lambda *call, **options: self._channel.stream_stream(*method)(*call, **options)
 
     def close(self) -> None:
@@ -311,8 +314,7 @@ class RelocatingChannel:
             self._channel.close()
 
     def _find(self) -> str:
-        """Return the server's present endpoint. It is found by following the moves from the first
-        endpoint."""
+        """Return the server's present endpoint, found by following its moves from the first endpoint."""
         moves, endpoint = read_relocations(self._moves), self._first
         for _ in moves:  # at most one step per entry, even if the entries form a cycle
             endpoint = moves.get(endpoint, endpoint)

@@ -25,8 +25,7 @@ _TLS = (b"\x15", b"\x16")  # first byte of a TLS record: alert, handshake (RFC 8
 _HTTP2 = "h2"
 _STEP_TIMEOUT = 2.0  # seconds for each step of a probe
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""First bytes that an HTTP/2 client sends: the preface and an empty SETTINGS frame (RFC 9113, section
-3.4)."""
+"""First bytes of an HTTP/2 client: the preface and an empty SETTINGS frame (RFC 9113, section 3.4)."""
 _NOT_VALID = {  # OpenSSL's x509_vfy.h
     7: "it is of another job",  # X509_V_ERR_CERT_SIGNATURE_FAILURE
     9: "it is not valid yet; compare the hosts' clocks",  # X509_V_ERR_CERT_NOT_YET_VALID
@@ -86,8 +85,10 @@ def is_silent(endpoint: str, *, tls: bool = False) -> bool:
 
 
 def speaks_tls(endpoint: str) -> bool:
-    """Return whether a server speaks TLS. Also False if the server cannot be reached or closes the
-    connection."""
+    """Return whether a server speaks TLS.
+
+    Also False if the server cannot be reached or closes the connection.
+    """
     with contextlib.suppress(OSError):
         return _first(endpoint, True) in _TLS
     return False
@@ -250,8 +251,7 @@ class _TlsConversation:
         self.end = context.wrap_bio(self._incoming, self._outgoing, server_hostname=SERVER_NAME)
 
     def take(self, step: Callable[[], object]) -> object:
-        """Call `step`, a method of `end`, until it completes, and move bytes between OpenSSL and the
-        socket."""
+        """Call a method of `end` until it completes, and move bytes between OpenSSL and the socket."""
         while True:
             try:
                 result = step()

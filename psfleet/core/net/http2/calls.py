@@ -87,8 +87,7 @@ class StreamState:
 
     @property
     def missing(self) -> int:
-        """Bytes until the prefix is complete, or after that until the message is. 0 once the message is
-        whole."""
+        """Bytes until the prefix is complete, or after that until the message is, down to 0."""
         return _PREFIX - len(self._prefix) or self.length - self._filled
 
     def begin_next(self) -> None:
@@ -230,8 +229,7 @@ class InboundMessages:
 
 
 class RateLimit:
-    """Limits the frames that a connection may send: 64 units at once, then 32 units per second (token
-    bucket).
+    """Token bucket for the frames of a connection: 64 units at once, then 32 units per second.
 
     A frame costs one unit. It costs one more for each 64 KiB in it, or for each 64 bytes of headers or
     settings. The headers of a call have about 300 bytes.
@@ -286,8 +284,10 @@ class IncomingCall(StreamState):
         return _LONG if self.deadline is None else self.deadline - time.monotonic()
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Call `callback` if the client disconnects before the reply. Returns False if the call is already
-        over."""
+        """Call `callback` if the client disconnects before the reply.
+
+        Returns False if the call is already over.
+        """
         with self.connection.sending:
             if self.closed:
                 return False

@@ -60,8 +60,7 @@ class ServedConnection(Protocol):
         """Serve calls until the connection ends; then raise ConnectionBroken."""
 
     def tick(self) -> None:
-        """Check deadlines. Called about twice a second while no bytes arrive; raises to end the
-        connection."""
+        """Check deadlines. Called twice a second while no bytes arrive; raises to end the connection."""
 
     def newest(self) -> int:
         """Return the stream number of the client's latest call."""

@@ -107,8 +107,10 @@ HEADER_TABLE_SIZE, MAX_HEADER_LIST_SIZE = 1, 6
 SMALLEST_FRAME, LARGEST_FRAME = 2**14, 2**24 - 1  # bounds of MAX_FRAME_SIZE
 
 unpack_head, pack_message_head = _HEAD.unpack_from, _MESSAGE_HEAD.pack
-"""The head of a frame. The head of a DATA frame that holds one gRPC message, including the message's
-prefix."""
+"""The head of a frame.
+
+The head of a DATA frame that holds one gRPC message, including the message's prefix.
+"""
 
 
 def head(length: int, kind: int, flags: int, stream: int) -> bytes:

@@ -93,15 +93,16 @@ def request_prefix(
 
 
 def timeout_field(seconds: float) -> bytes:
-    """Return the encoded header of a timeout. Its length is constant, so that `split_timeout` can remove
-    it."""
+    """Return the encoded header of a timeout.
+
+    Its length is constant, so that `split_timeout` can remove it.
+    """
     milliseconds = min(max(int(seconds * 1000), 1), 99_999_999)
     return b"%b%08dm" % (_TIMEOUT, milliseconds)
 
 
 def split_timeout(block: bytes) -> tuple[bytes, bytes]:
-    """Split a block into its other headers and the value of the timeout that `timeout_field` wrote at its
-    end.
+    """Split a block into its other headers and the timeout that `timeout_field` wrote at its end.
 
     The value is empty if the block does not end with a timeout.
     """
@@ -142,8 +143,9 @@ def failure_trailers(code: int, details: str, metadata: Mapping[str, str]) -> by
 
 
 class HeaderReader:
-    """Decodes the header blocks that arrive on one connection. Pass every block to `read`, in order of
-    arrival.
+    """Decodes the header blocks that arrive on one connection.
+
+    Pass every block to `read`, in order of arrival.
 
     Args:
         pseudo: Pseudo-headers that the other end may send (names that begin with a colon).
@@ -218,8 +220,7 @@ def _is_stateless(block: bytes) -> bool:
 
 
 def _read_integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
-    """Decode an integer in the low `bits` bits of a byte and further bytes. Returns it and the next
-    offset."""
+    """Decode an integer in the low `bits` bits of a byte and further bytes. Also returns the next offset."""
     all_ones = (1 << bits) - 1
     value, at = block[at] & all_ones, at + 1
     if value < all_ones:

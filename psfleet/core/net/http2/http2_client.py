@@ -101,8 +101,9 @@ class Http2Client:
         return self.begin(path, message, seconds).finish()
 
     def begin(self, path: str, message: bytes, seconds: float) -> "ClientConnection":
-        """Send the request of a call without waiting. Call `finish` of the returned connection to get the
-        reply.
+        """Send the request of a call without waiting.
+
+        Call `finish` of the returned connection to get the reply.
 
         The arguments are those of `call`. With `begin`, several calls can be sent before the first reply is
         read.
@@ -158,8 +159,7 @@ class Http2Client:
         raise ConnectionBroken("the connection is closed")
 
     def give(self, connection: "ClientConnection") -> None:
-        """Keep a connection whose call is over for the next call, or close it if it cannot carry another
-        one."""
+        """Keep a connection for the next call, or close it if it cannot carry another call."""
         with self._lock:
             is_clean = connection.ended and not connection.is_leaving
             if is_clean and not self._closed and connection.number < _MOST_STREAMS - 2:

@@ -323,12 +323,10 @@ class Http2Connection(BufferedReader, Generic[S]):
         raise NotImplementedError
 
     def limit(self, length: int, is_decoded: bool) -> None:
-        """Wait before a frame is read, if the other end sends too many frames. Called only if
-        `is_limited`."""
+        """Wait before a frame is read if the other end sends too many. Called only if `is_limited`."""
 
     def is_late(self, number: int, ends: bool) -> bool:
-        """Return whether a frame for a closed stream is allowed: the other end may not know that it is
-        closed.
+        """Return whether a frame may arrive on a closed stream, because the sender does not know yet.
 
         `ends`: True if the frame ends the stream, so that no further frame is allowed.
         """
@@ -415,8 +413,10 @@ class Http2Connection(BufferedReader, Generic[S]):
         return whole <= sendable_bytes and not self._unsent and not self._table_update
 
     def send_at_once(self, number: int, block: bytes, message: bytes, trailers: bytes) -> None:
-        """Send headers, message and trailers at once, after `takes` returned True. The caller holds
-        `sending`."""
+        """Send headers, message and trailers at once, after `takes` returned True.
+
+        The caller holds `sending`.
+        """
         self.window -= PREFIX + len(message)
         opening, closing = around_message(number, len(message), block, trailers)
         self.transport.send([opening, message, closing] if trailers else [opening, message])

@@ -70,8 +70,7 @@ class Http2Server:
         self._thread.start()
 
     def stop(self, grace: float) -> None:
-        """Stop accepting connections, wait up to `grace` seconds for open calls to end, then close
-        everything."""
+        """Accept no more connections, wait up to `grace` seconds for open calls, then close everything."""
         self._admission.stop()
         self._thread.join()
         # Send GOAWAY twice, as RFC 9113 (section 6.8) advises. The first one allows any stream number,
@@ -90,8 +89,10 @@ class Http2Server:
             peer.thread.join()
 
     def _say_goodbye(self, newest: int | None) -> None:
-        """Tell each client the last stream that is served. None for `newest` means the last one it has
-        used."""
+        """Tell each client the last stream that is served.
+
+        None for `newest` means the last one it has used.
+        """
         with self._lock:
             for peer in self._peers:
                 last = peer.connection.newest() if newest is None else newest

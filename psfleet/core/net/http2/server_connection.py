@@ -158,8 +158,9 @@ class ServerConnection(Http2Connection[IncomingCall]):
             self.on_reset(call)
 
     def _take_plain(self) -> bool:
-        """Serve a small call that our client has sent in one piece with known headers. Otherwise return
-        False.
+        """Serve a small call that our client has sent in one piece with known headers.
+
+        Otherwise return False.
 
         If it returns False, nothing has been read from the buffer. If it returns True, the effect is that
         of reading the call frame by frame. `run` tries this only when no other call is open on the

@@ -259,8 +259,10 @@ class TlsTransport:
         return ()
 
     def _try_send(self, view: memoryview) -> tuple[int, int]:
-        """Send as much as the socket accepts. Returns the number of bytes, and if that is 0, the event to
-        await."""
+        """Send as much as the socket accepts.
+
+        Returns the number of bytes, and if that is 0, the event to await.
+        """
         try:
             with self._lock:
                 return self._socket.send(view), 0
@@ -343,8 +345,10 @@ class BufferedReader:
         self._start = self._end = 0
 
     def tick(self) -> None:
-        """Called about twice a second while nothing arrives. An override may raise an error to end the
-        wait."""
+        """Called about twice a second while nothing arrives.
+
+        An override may raise an error to end the wait.
+        """
 
     def read_bytes(self, size: int) -> bytes:
         """Return the next `size` bytes. `size` must not exceed the buffer, 64 KiB."""

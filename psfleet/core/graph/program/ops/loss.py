@@ -103,8 +103,10 @@ class SigmoidCrossEntropy(Op, saved="sigmoid_cross_entropy ignore normalize"):
 
 @dataclass(frozen=True)
 class LogLoss(Op, saved="log_loss epsilon"):
-    """Binary cross entropy of probabilities: -label * log(p + epsilon) - (1 - label) * log(1 - p +
-    epsilon)."""
+    """Binary cross entropy of probabilities: -label * log(p + e) - (1 - label) * log(1 - p + e).
+
+    e is `epsilon`, which keeps the logarithms finite.
+    """
 
     epsilon: float = 1e-4
 
@@ -163,8 +165,10 @@ class _ByClass(Op):
         return shape, x.dtype
 
     def _picked(self, x: Array, label: Array) -> tuple[Array, Array]:
-        """Return the class numbers with extent 1 at the axis, and a mask of ignored labels. Ignored labels
-        are 0."""
+        """Return the class numbers with extent 1 at the axis, and a mask of ignored labels.
+
+        Ignored labels are 0.
+        """
         axis = self.axis % x.ndim
         label = label.reshape(*x.shape[:axis], 1, *x.shape[axis + 1 :])
         skip = label == self.ignore

@@ -60,8 +60,10 @@ class StepCounter(Op, saved="step_counter"):
 
 @dataclass(frozen=True)
 class PerRun(Op):
-    """Value of a function of the number of training runs before this one, float32 [1]. Used for learning
-    rates."""
+    """Value of a function of the number of training runs before this one, float32 [1].
+
+    Used for learning rates.
+    """
 
     value: Callable[[int], float] = float
     differentiable = False
@@ -75,8 +77,10 @@ class PerRun(Op):
 
 @dataclass(frozen=True)
 class Reshape(Op, saved="reshape shape"):
-    """Changes the shape. An extent -1 is computed from the number of values, and 0 copies the input's
-    extent."""
+    """Changes the shape.
+
+    An extent -1 is computed from the number of values, and 0 copies the input's extent.
+    """
 
     shape: tuple[int, ...] = ()
 
@@ -292,8 +296,7 @@ class Gather(Op, saved="gather"):
 
 @dataclass(frozen=True)
 class OneHot(Op, saved="one_hot depth allow_out_of_range"):
-    """Converts whole numbers [...] or [..., 1] to float32 [..., depth], with 1 at the number and 0
-    elsewhere."""
+    """Converts whole numbers [...] or [..., 1] to float32 [..., depth]: 1 at the number, 0 elsewhere."""
 
     depth: int = 1
     allow_out_of_range: bool = False

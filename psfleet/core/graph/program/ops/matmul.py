@@ -55,8 +55,10 @@ class MatrixProducts:
         return values
 
     def multiply(self, left: Array, right: Array) -> Array:
-        """Multiply two results of `factor` over their last two axes. The result has the dtype of the
-        arrays."""
+        """Multiply two results of `factor` over their last two axes.
+
+        The result has the dtype of the arrays.
+        """
         out: Array = np.matmul(left, right)
         return out
 

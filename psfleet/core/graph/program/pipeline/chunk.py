@@ -259,8 +259,7 @@ def _connect_values(
 def _connect_gradients(
     chunk_parts: list[ChunkPlan], backward: Backward, chunk_of: dict[Record, int]
 ) -> None:
-    """Connect the chunks that have a gradient for a variable, from the last user to the chunk that computes
-    it."""
+    """Connect the chunks with gradients for a variable, from its last user to the chunk that computes it."""
     users: dict[Variable, set[int]] = {leaf: set() for leaf in backward.gradients}
     for user, part in enumerate(chunk_parts):
         for record, needs in part.plan.needs.items():

@@ -96,8 +96,7 @@ class PipelineSpec:
 
 
 def _set_budget(part: ChunkPlan, live: int) -> None:
-    """Give a chunk its share of the memory budget: the budget divided by `live`, the runs in memory at a
-    time."""
+    """Give a chunk its share of the memory budget. `live` runs are in memory at a time."""
     for plan in part.plan.backwards:
         checkpoints: Any = plan.backward.checkpoints
         if isinstance(checkpoints, Automatic) and checkpoints.budget is not None:

@@ -32,8 +32,10 @@ _SLACK = 1.1
 
 
 _TIMES = 5, 20
-"""Smallest and largest number of measurements. Only the shortest time is used, so that other processes, and
-work that is done only the first time, do not distort it.
+"""Smallest and largest number of measurements.
+
+Only the shortest time is used, so that other processes, and work that is done only the first time, do not
+distort it.
 """
 _ENOUGH = 0.5  # seconds of measured operations after which no more than the smallest number is done
 

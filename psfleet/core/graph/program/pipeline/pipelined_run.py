@@ -160,8 +160,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
             start += micro_ids.size
 
     def _micro_program(self, micro: int) -> Program:
-        """Return the program with a step number of its own for this micro-batch, so that dropout masks
-        differ."""
+        """Return the program with this micro-batch's own step number, so that dropout masks differ."""
         step = self._program.step * len(self._sizes) + micro
         return dataclasses.replace(self._program, step=step)
 
@@ -211,8 +210,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         del self._runs[chunk, micro]
 
     def _add_up(self, leaf: Variable, gradient: Gradient | None, micro: int) -> None:
-        """Add the gradient of this stage's parameter from one micro-batch to those of earlier
-        micro-batches."""
+        """Add a micro-batch's gradient of this stage's parameter to those of earlier micro-batches."""
         if gradient is None:
             return
         if self._uneven:
@@ -285,8 +283,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         return combine(variable, values, self._fractions)
 
     def _spread_gradient(self, variable: Variable, tellers: Sequence[int]) -> Gradient | None:
-        """Exchange a leaf's gradient among all processes, and return the mean over the copies that computed
-        it."""
+        """Exchange a leaf's gradient among all processes. Returns the mean over the copies of its stage."""
         own_gradient = pack(self.values.get(variable))
         by_copy = self._exchange(f"gradient/{variable.name}", tellers, own_gradient)
         parts = [part for part in map(unpack, by_copy) if part is not None]
