@@ -74,7 +74,7 @@ class RateLimitedLog:
 def set_up_logs(role: str | None = None, rank: int = 0) -> None:
     """Apply PSFLEET_LOG and PSFLEET_LOG_FORMAT to this process. A later call replaces an earlier one.
 
-    Also warns, once per process, of each variable that looks like one of psfleet's but is unknown.
+    Also warns, once per process, of each unknown variable whose name begins with PSFLEET_.
 
     Args:
         role: Role of this process in its fleet: lines begin with time, level, role and rank. None if the

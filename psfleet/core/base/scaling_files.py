@@ -45,7 +45,7 @@ def write_scale(folder: Path, servers: int) -> int:
 
 
 def read_scale(folder: Path) -> tuple[int, int]:
-    """Return the number of the last request, and the number of servers it asks for.
+    """Return the number of the last request, and the number of servers that it requests.
 
     (0, 0) if there is none.
     """

@@ -125,7 +125,7 @@ def clock_to_json(clock: TableClock) -> dict[str, Any]:
 
 
 def read_clock(document: Any) -> TableClock:
-    """Return the table clock that `clock_to_json` wrote.
+    """Return the clock of a table, its counts of updates and shrinks, that `clock_to_json` wrote.
 
     Raises:
         ValueError: The object is not a valid clock.

@@ -78,8 +78,8 @@ def read_push(
     Args:
         header: Header of the message.
         gradients: Gradients of the message.
-        cut: Number of the last snapshot that the worker has marked, and the number of its last push in that
-            snapshot. None for a push that was accepted before.
+        cut: Number of the last snapshot that the worker has sent a mark for, and the number of its last push
+            in that snapshot. None for a push that was accepted before.
 
     Raises:
         FrameError: The header withdraws the push, but the message has gradients.

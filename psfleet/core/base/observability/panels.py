@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 WINDOW = "1m"
-"""Interval of PromQL's rates. The page of a job computes rates between two looks instead."""
+"""Interval of PromQL's rates. The page of a job computes rates between two readings of metrics instead."""
 
 _LATEST = 5.0  # a process whose samples are this many seconds late is treated as ended
 
@@ -62,7 +62,7 @@ class Look:
         return self.times.get(_process(labels), self.at)
 
     def before(self, last: "Look", older: "Look") -> "Look":
-        """Return the look to compute rates against, given two earlier looks.
+        """Return the look (samples of all metrics at one moment) to compute rates against, from two earlier ones.
 
         A rate needs two different readings of a process. A process that was not read again since `last` is
         taken from `older`, all others from `last`. A process that was not read for 5 s has ended, and gets
@@ -114,7 +114,7 @@ class Expression(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, now: Look, before: Look) -> Series:
-        """Compute the result from two looks. Leaves out values that cannot be computed yet."""
+        """Compute the result from two looks at the metrics. Leaves out values that cannot be computed yet."""
 
     @property
     @abc.abstractmethod

@@ -150,7 +150,7 @@ _NUMBERS = section(
 def _share(name: str) -> Ratio:
     """Return a query for the share of the workers' time that they spend on one activity.
 
-    A wait is counted when it ends. So a wait that is longer than the time between two looks shows as more
+    A wait is counted when it ends. So a wait that is longer than the time between two readings shows as more
     than 100 %.
     """
     part = Rate(f"psfleet_worker_{name}_seconds_total", _EACH)

@@ -42,8 +42,8 @@ def save(
         runtime: Runtime that has the tables.
         path: Folder to write.
         delta, base: Arguments of Runtime.save.
-        resumes: True if training may continue from the folder, so that gradients which wait for a merge must
-            not be missing in it.
+        resumes: True if training may continue from the folder. Gradients that wait for a merge are then an
+            error, because the folder would lack them.
 
     Raises:
         ConfigError: The path is empty.

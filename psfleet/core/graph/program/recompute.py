@@ -362,7 +362,7 @@ def _segmented(
 
 
 def _replayed(part: Sequence[Record], backward: BackwardPlan) -> list[Record]:
-    """Return the records of a segment to run again: those that gradients flow through, and their inputs'."""
+    """Return the records of a segment to run again: records on the way of gradients, and their ancestors."""
     active = set(backward.records)
     records = set(ancestors([record.output for record in part if record in active]))
     return [record for record in part if record in records]

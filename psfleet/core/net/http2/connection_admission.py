@@ -106,7 +106,7 @@ class ConnectionAdmission:
         settings: Settings of the server.
         connections: Returns the connections that have a thread.
         serve: Starts a thread for a connection.
-        say: Writes a line to the log. Called when strangers were closed.
+        say: Writes a line to the log. Called when connections were closed because there were too many.
     """
 
     def __init__(
@@ -293,7 +293,7 @@ class ConnectionAdmission:
 
 @dataclass(frozen=True, slots=True)
 class UnauthenticatedConnection:
-    """A stranger, described for `surplus`.
+    """A connection that has made no permitted call yet (a *stranger*), described for `surplus`.
 
     Attributes:
         number: Index in the caller's list of connections.
@@ -320,7 +320,7 @@ def network_of(host: str) -> str:
 
 
 def room(connections: int, members: int, each: int) -> int:
-    """Return the number of strangers that may be connected at once, from all addresses together.
+    """Return the number of connections that may be open without having made a permitted call (*strangers*).
 
     Strangers get at most half of the connections that authenticated clients leave free, so they can never
     fill the server. They also get at most four times the limit of one address.
@@ -334,7 +334,7 @@ def room(connections: int, members: int, each: int) -> int:
 
 
 def closing_notice(closing: Sequence[UnauthenticatedConnection]) -> str:
-    """Return the log line about strangers that were closed."""
+    """Return the log line about connections that were closed because too many had made no permitted call."""
     address, count = Counter(connection.address for connection in closing).most_common(1)[0]
     return f"closed {len(closing)} unauthenticated connections, {count} of them from {address}"
 
@@ -343,6 +343,8 @@ def surplus(
     strangers: Iterable[UnauthenticatedConnection], each: int, in_all: int
 ) -> list[UnauthenticatedConnection]:
     """Return the strangers to close so that the limits per address and in total are met.
+
+    A *stranger* is a connection that has made no permitted call yet.
 
     Within an address, silent strangers are chosen first, then the oldest. If all addresses together have too
     many, the limit per address is lowered for all. So the address with the most strangers loses first.

@@ -379,7 +379,7 @@ class Http2Connection(BufferedReader, Generic[S]):
     def send_message(
         self, stream: StreamState, block: bytes, message: bytes, trailers: bytes
     ) -> None:
-        """Send headers, a message and trailers. Parts that the windows do not accept yet are queued.
+        """Send headers, a message and trailers. Parts beyond the flow-control windows are queued.
 
         Args:
             stream: The call. Nothing is sent if it is closed.
@@ -435,7 +435,7 @@ class Http2Connection(BufferedReader, Generic[S]):
         *,
         ends: bool = True,
     ) -> None:
-        """Send the headers, and queue the contents until the windows accept them. The caller holds `sending`.
+        """Send the headers, and queue contents beyond the flow-control windows. The caller holds `sending`.
 
         Args:
             stream: The call.
@@ -457,7 +457,7 @@ class Http2Connection(BufferedReader, Generic[S]):
             return all(unsent.stream is not stream for unsent in self._unsent)
 
     def _send_rest(self) -> None:
-        """Send as much of the queue as the windows accept. The caller holds `sending`."""
+        """Send as much of the queue as the flow-control windows accept. The caller holds `sending`."""
         waiting: deque[_Unsent] = deque()
         # A stream whose window is full does not delay other streams, but its own parts stay in order.
         full: set[int] = set()

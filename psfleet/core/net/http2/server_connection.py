@@ -213,7 +213,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
         return True
 
     def _send_whole(self, number: int, reply: bytes) -> bool:
-        """Send a reply if the windows accept all of it now. Returns False if they do not."""
+        """Send a reply if the flow-control windows accept all of it now. Returns False if they do not."""
         with self.sending:
             takes = self.takes(PREFIX + len(reply), self.stream_window)
             if takes:
@@ -234,7 +234,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
     def limit(self, length: int, is_decoded: bool) -> None:
         """Wait as long as the rate limit requires, but return if the client disconnects.
 
-        In effect until the first permitted call, so that a stranger cannot keep the processor busy.
+        In effect until the first permitted call, so that an unknown client cannot keep the processor busy.
         """
         until = time.monotonic() + self._rate.take(length, is_decoded, time.monotonic())
         hung_up = select.poll()
