@@ -83,7 +83,7 @@ class CompressedValues:
     def pack(self, values: Floats) -> None:
         """Compress values of this shape into the buffer, each to the nearest representable value.
 
-        They must be contiguous.
+        The array must be contiguous.
         """
         self.format.encode(values.reshape(-1), self)
 

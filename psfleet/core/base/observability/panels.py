@@ -62,7 +62,7 @@ class Look:
         return self.times.get(_process(labels), self.at)
 
     def before(self, last: "Look", older: "Look") -> "Look":
-        """Return the look (samples of all metrics at one moment) to compute rates against, from two earlier ones.
+        """Return the samples of metrics (a *look*) to compute rates against, given two earlier looks.
 
         A rate needs two different readings of a process. A process that was not read again since `last` is
         taken from `older`, all others from `last`. A process that was not read for 5 s has ended, and gets
