@@ -1,7 +1,7 @@
-"""The inside of psfleet: six rooms that scripts do not import.
+"""Internal packages of psfleet, which scripts do not import. The project calls each package a *room*.
 
-From the ground up: `base` (errors, settings, files, threads, logs), `engine` (the parameter server without
-I/O), `net` (what travels, and the connections it travels on), `runtime` (how a script reaches its tables),
-`graph` (programs and pipelines), `client` (`psfleet.connect`). The public packages beside it stand
-between and above them; CONTRIBUTING.md shows all of them in one picture.
+From the lowest to the highest: `base` (errors, settings, files, threads, logs), `engine` (the parameter
+server without I/O), `net` (messages and the connections they are sent on), `runtime` (the object through
+which a script reaches its tables), `graph` (programs and pipelines), `client` (`psfleet.connect`). The
+public packages, such as psfleet.optimizer, lie between and above them; CONTRIBUTING.md has a picture.
 """

@@ -1,9 +1,9 @@
-"""Ground floor: everything that other rooms need and that knows nothing of training.
+"""Helpers that all other packages need and that know nothing about training.
 
-Errors (`errors.py`, start here: one class for each kind of fault, each message one sentence), settings and
-their sources (`settings/`), checks of arguments by their annotations (`validation/`), files and object
+Errors (`errors.py`, start here: a class for each kind of fault, each message one sentence), settings and
+their sources (`settings/`), checks of arguments against their annotations (`validation/`), files and object
 stores, threads that report their failure, logs, metrics and traces (`observability/`), JSON documents, and
-the points at which tests inject faults.
+the points where tests inject faults.
 
 Uses no other room.
 """

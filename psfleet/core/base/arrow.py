@@ -1,4 +1,4 @@
-"""Import of pyarrow, which Parquet files need. Importing this module raises ConfigError if it is missing."""
+"""Imports pyarrow, which Parquet files need. Importing this module raises ConfigError if it is missing."""
 
 from psfleet.core.base.errors import not_installed
 

@@ -1,4 +1,4 @@
-"""All errors that psfleet raises on purpose, and the hook that prints them without a traceback.
+"""Errors that psfleet raises on purpose, and the hook that prints them without a traceback.
 
 PsfleetError
 ├── UsageError            (also ValueError)    an argument is wrong; nothing was changed
@@ -59,11 +59,17 @@ __all__ = [
 
 
 class PsfleetError(Exception):
-    """Base of all errors raised on purpose. The text is one sentence for a person."""
+    """Base of all errors that psfleet raises on purpose. The text is one sentence for a person.
+
+    try:
+        fleet.init()
+    except psfleet.PsfleetError as error:
+        sys.exit(f"cannot start: {error}")
+    """
 
 
 class UsageError(PsfleetError, ValueError):
-    """An argument is wrong. Nothing was changed."""
+    """An argument is wrong. The call has changed nothing."""
 
 
 class ShapeError(UsageError):
@@ -75,19 +81,19 @@ class IdError(UsageError):
 
 
 class UnknownTable(UsageError):
-    """No table of that name or key exists."""
+    """No table has this name or key."""
 
 
 class TableConflict(UsageError):
-    """A table of that name exists with another definition."""
+    """A table with this name already exists, and its definition is different."""
 
 
 class ConfigError(UsageError):
-    """A setting is unknown, missing or contradicts another."""
+    """A setting is unknown, missing or contradicts another setting."""
 
 
 class RuleError(ConfigError):
-    """An update rule is unknown here, is defined differently elsewhere, or cannot become kernels."""
+    """An update rule is unknown here, is defined differently elsewhere, or cannot be compiled."""
 
 
 class WrongType(ConfigError, TypeError):
@@ -95,59 +101,65 @@ class WrongType(ConfigError, TypeError):
 
 
 class LimitExceeded(UsageError):
-    """More than a server accepts (see ServerLimits in declared_settings.py). Nothing was changed."""
+    """A request exceeds a limit of the server (PSFLEET_LIMITS). The call has changed nothing."""
 
 
 class FrameError(PsfleetError, ValueError):
-    """Bytes from the wire or from disk are not what they claim to be."""
+    """Bytes from the network or from disk are damaged, or of another format than they claim."""
 
 
 class ProtocolError(PsfleetError):
-    """A message came out of order or from the wrong sender."""
+    """A message came out of order or from the wrong sender. Usually a defect in psfleet."""
 
 
 class Gap(ProtocolError):
-    """A sequence number was skipped: an earlier push never arrived."""
+    """A sequence number was skipped, so an earlier push has not arrived."""
 
 
 class Fenced(ProtocolError):
-    """This incarnation of the worker has ended; it must register again."""
+    """This worker process was replaced or declared dead, so its messages are refused.
+
+    It must register again.
+    """
 
 
 class LaneLost(ProtocolError):
-    """A call refers to shared memory that is not available. The worker repeats it with tensors inside."""
+    """A call refers to shared memory that the server cannot use.
+
+    The worker resends it with the tensors inside.
+    """
 
 
 class NotReady(ProtocolError):
-    """The server does not know the caller yet; try again shortly."""
+    """The server does not know the caller yet. The caller tries again shortly."""
 
 
 def joined_refusals(refusals: Sequence[UsageError]) -> UsageError:
-    """Return one error for several refused pushes: the first error, and the number of further ones."""
+    """Return one error for several refused pushes: the first error, with the number of further refusals."""
     first, refused_count = refusals[0], len(refusals) - 1
     suffix = f" (so were {refused_count} pushes after it)" if refused_count else ""
     return type(first)(f"{first}{suffix}")
 
 
 def rows_move(server: int) -> NotReady:
-    """Return the error of a server that accepts no changes while rows move to other servers."""
+    """Return the error for a change that a server refuses because rows move to other servers."""
     return NotReady(f"server {server} takes nothing while rows move to another number of servers")
 
 
 class Later(ProtocolError):
-    """The server accepts this push a moment later. The worker sends it again."""
+    """The server cannot accept this push yet. The worker sends it again a moment later."""
 
 
 class DeadlineExceeded(PsfleetError, TimeoutError):
-    """A wait ended without its event; the text says what it waited for."""
+    """A wait has timed out. The text says which event did not occur."""
 
 
 class ServerUnavailable(PsfleetError, ConnectionError):
-    """A server does not answer."""
+    """A server cannot be reached, or does not reply."""
 
 
 class AccessDenied(PsfleetError, PermissionError):
-    """A certificate or token is missing, or belongs to another job, so one end rejects the other."""
+    """A certificate or token is missing, or belongs to another job. One side therefore rejects the other."""
 
 
 class LogError(PsfleetError):
@@ -155,7 +167,10 @@ class LogError(PsfleetError):
 
 
 class NoRoom(LogError):
-    """The disk of a log is full. Nothing was changed; workers repeat the message until there is space."""
+    """The disk of a server's log is full.
+
+    Nothing was changed; workers repeat the message until there is space.
+    """
 
 
 class CheckpointError(PsfleetError):
@@ -166,9 +181,9 @@ def not_installed(use: str, package: str, extra: str) -> ConfigError:
     """Return the error for an optional package that is not installed.
 
     Args:
-        use: Subject and verb of the sentence, such as "Kafka topics need".
+        use: Subject and verb of the error's sentence, such as "Kafka topics need".
         package: Name of the package.
-        extra: Extra of psfleet that installs it.
+        extra: Extra of psfleet that installs the package.
     """
     return ConfigError(
         f"{use} {package}, which is not installed; run: pip install '.[{extra}]' in psfleet's checkout"
@@ -176,11 +191,14 @@ def not_installed(use: str, package: str, extra: str) -> ConfigError:
 
 
 def install_hook() -> None:
-    """Print a `PsfleetError` that ends this process as one line with the position in the script.
+    """Make Python print a `PsfleetError` that ends this process as one line, without a traceback.
 
-    Full tracebacks remain for other exceptions and for ProtocolError, which points to a defect; if
-    PSFLEET_TRACEBACK is 1; and in the workers of a job, whose launcher reads the position from the
-    traceback. A script's own hook is not replaced.
+    The line ends with the position in the script. A full traceback is still printed
+    - for other exceptions, and for ProtocolError, which indicates a defect;
+    - if PSFLEET_TRACEBACK is 1;
+    - in the workers of a job, whose launcher reads the position from the traceback.
+
+    If the script has installed a hook of its own, that hook stays.
     """
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print_exception
@@ -198,7 +216,7 @@ def _print_exception(
 
 
 def _place(trace: TracebackType | None) -> str:
-    """Return the position in the script, like ` (train.py, line 12)`, or "" if no frame of it is left."""
+    """Return the position in the script, like ` (train.py, line 12)`, or "" if it is unknown."""
     lines = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(trace)
@@ -208,5 +226,5 @@ def _place(trace: TracebackType | None) -> str:
 
 
 for _name in __all__:
-    # Scripts import errors from psfleet, so tracebacks and pickles name them there.
+    # Scripts import errors from psfleet, so show them under this name in tracebacks and pickles.
     globals()[_name].__module__ = "psfleet"

@@ -1,8 +1,8 @@
-"""Hooks at which tests and `psfleet-launch --chaos` make a process fail.
+"""Points in the code where tests and `psfleet-launch --chaos` can make a process fail.
 
-Code that must survive a death at a certain line calls `reach` there. The call does nothing unless
-PSFLEET_CRASH names that point. Everything else about faults (the schedule, lost replies, full disks, the
-audit and the report) is in `psfleet_launch.chaos`, which only processes of a job under `--chaos` load.
+Code that must survive a crash at a certain line calls `reach` there. The call does nothing unless the
+variable PSFLEET_CRASH names that point. Everything else about faults (the schedule, lost replies, full
+disks, the audit and the report) is in `psfleet_launch.chaos`, which is loaded only in a job under `--chaos`.
 """
 
 import functools
@@ -17,7 +17,10 @@ from psfleet.core.base.settings.declared_settings import FaultSettings
 from psfleet.core.base.settings.kinds import CrashPoint
 
 Send = Callable[[str, bytes, float], bytes]
-"""Function for one attempt at a call: takes method, request and seconds, raises the error of the call."""
+"""Function for one attempt at a call.
+
+Takes method, request and timeout in seconds; raises the call's error.
+"""
 
 # The points, in the order in which a process reaches them.
 #
@@ -39,18 +42,18 @@ _times = 0  # number of times that this process has reached the point of PSFLEET
 
 
 class SimulatedFault(Exception):
-    """Error raised for `POINT:N:raise` in PSFLEET_CRASH."""
+    """Error that `reach` raises if PSFLEET_CRASH is `POINT:N:raise`."""
 
 
 def reach(point: str, last_act: Callable[[], object] | None = None) -> None:
-    """Fail here if PSFLEET_CRASH names this point and this is the N-th time that the process reaches it.
+    """Fail here if PSFLEET_CRASH names this point and the process has reached it for the N-th time.
 
     Args:
         point: Name of the point.
         last_act: Called right before the process fails, for example to write half a record.
 
     Raises:
-        SimulatedFault: PSFLEET_CRASH asks for an error instead of a death.
+        SimulatedFault: PSFLEET_CRASH requests an error. Otherwise the process is killed or stopped.
     """
     global _times
     crash = _crash()
@@ -68,13 +71,13 @@ def reach(point: str, last_act: Callable[[], object] | None = None) -> None:
 
 @functools.cache
 def _crash() -> CrashPoint | None:
-    """Return PSFLEET_CRASH. Cached, because a push passes seven points."""
+    """Return the parsed PSFLEET_CRASH, or None. Cached, because a push passes seven points."""
     crash: CrashPoint | None = from_variable(FaultSettings, "crash", os.environ)
     return crash
 
 
 def chaos() -> Any:
-    """Return the module `psfleet_launch.chaos.injection` in a job under `--chaos`, else None."""
+    """Return the module `psfleet_launch.chaos.injection` if the job runs under `--chaos`, else None."""
     if not from_variable(FaultSettings, "chaos", os.environ):
         return None
     return importlib.import_module("psfleet_launch.chaos.injection")

@@ -1,7 +1,8 @@
 """Atomic and durable file operations, safe reading of small files, and private folders.
 
-Use `replace` for a file that must survive a crash of the machine, and `let_appear` for one that only has to
-appear as a whole. `open_own_folder` and `make_private_folder` protect against other users of the machine.
+Use `replace` for a file that must survive a crash of the machine. Use `let_appear` for a file that must
+never be seen half written, but need not survive a crash. `open_own_folder` and `make_private_folder` protect
+against other users of the machine.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ def replace(where: Path, write: Callable[[Path], object]) -> None:
 
     Args:
         where: Path of the file.
-        write: Writes the content to the path that it is given, which lies in the same folder.
+        write: Called with a path in the same folder, to write the new content there.
     """
 
     def write_and_sync(draft: Path) -> None:
@@ -41,15 +42,19 @@ def replace(where: Path, write: Callable[[Path], object]) -> None:
         sync(draft)
 
     let_appear(where, write_and_sync)
-    # The rename itself is on disk only once the folder is. The content had to be there before the rename:
-    # otherwise a power cut could leave the new name with no content.
+    # First the content must be on disk, then the rename: otherwise a power cut could leave the new name
+    # with no content. The rename is on disk only once the folder is.
     sync(where.absolute().parent)
 
 
 def let_appear(where: Path, write: Callable[[Path], object]) -> None:
-    """Write a file so that it appears as a whole, like `replace` but without waiting for the disk.
+    """Write a file so that readers see all of it or nothing. Unlike `replace`, does not wait for the disk.
 
-    A failed write leaves nothing behind.
+    If writing fails, nothing is left behind.
+
+    Args:
+        where: Path of the file.
+        write: Called with a path in the same folder, to write the content there.
     """
     draft = where.with_name(f".{where.name}.{os.getpid()}")
     try:
@@ -61,7 +66,7 @@ def let_appear(where: Path, write: Callable[[Path], object]) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap two files or folders in one step. Returns False if the system or the file system cannot.
+    """Swap two files or folders in one step. Returns False if the system or the file system cannot do that.
 
     Uses renameat2 with RENAME_EXCHANGE: Linux 3.15 and glibc 2.28, on ext4, xfs, btrfs, tmpfs and
     overlayfs, but not on NFS.
@@ -82,13 +87,13 @@ def exchange(one: Path, other: Path) -> bool:
 
 @contextlib.contextmanager
 def regular(where: Path) -> Iterator[IO[bytes]]:
-    """Open a regular file for reading. Refuses pipes, which might block forever, and devices.
+    """Open a regular file for reading. Refuses devices, and pipes, which might block forever.
 
     Raises:
-        OSError: The path cannot be opened, or is no regular file.
-        ValueError: The path is no valid file name.
+        OSError: The path cannot be opened, or is not a regular file.
+        ValueError: The path is not a valid file name.
     """
-    # Open first and look afterwards, so that nobody can exchange the file in between. O_NONBLOCK keeps the
+    # Open first and check afterwards, so that the file cannot be exchanged in between. O_NONBLOCK keeps the
     # open itself from waiting for the writer of a pipe.
     handle = os.open(where, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(handle, "rb", buffering=0) as file:
@@ -101,11 +106,11 @@ def regular(where: Path) -> Iterator[IO[bytes]]:
 
 
 def read_small(where: Path, most: int) -> bytes:
-    """Return the content of a regular file.
+    """Return the content of a regular file of at most `most` bytes.
 
     Raises:
-        OSError: The file cannot be read, is no regular file, or has more than `most` bytes.
-        ValueError: The path is no valid file name.
+        OSError: The file cannot be read, is not a regular file, or has more than `most` bytes.
+        ValueError: The path is not a valid file name.
     """
     with regular(where) as file:
         size = os.fstat(file.fileno()).st_size
@@ -115,12 +120,12 @@ def read_small(where: Path, most: int) -> bytes:
 
 
 def read_toml(where: str | os.PathLike[str], what: str) -> dict[str, Any]:
-    """Return the document of a TOML file. Each of its values can be quoted in a message.
+    """Parse a TOML file. Every value of the result can be printed in a message.
 
     `what`: Name of the file, as the subject of errors.
 
     Raises:
-        ConfigError: The file cannot be read, is not TOML, or has a value that Python cannot read or print.
+        ConfigError: The file cannot be read, is not TOML, or has a value that Python cannot parse or print.
     """
     try:
         document = tomllib.loads(Path(where).read_text("utf-8-sig"))
@@ -153,7 +158,7 @@ def sync(where: Path) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Return why a file operation failed, as part of a sentence.
+    """Return the reason why a file operation failed, as part of a sentence.
 
     Accepts a ValueError too, which Python raises for an invalid file name.
     """
@@ -161,14 +166,14 @@ def reason(error: Exception) -> str:
 
 
 def open_own_folder(where: Path) -> int:
-    """Create a folder for this user alone, or open one that this user owns. Returns its descriptor.
+    """Create a folder that this user owns, or open it if it exists. Returns the folder's descriptor.
 
-    In a folder that others may write to, such as /tmp, another user could place a symbolic link at this
-    path, so that this process changes a folder of its own user; or a folder of theirs, in which they could
-    read and replace what is written.
+    Refuses folders that another user may have prepared in a shared place such as /tmp. A symbolic link could
+    make this process change another folder of its own user. A folder of another user would let that user read
+    and replace the files in it.
 
     Raises:
-        OSError: The folder cannot be made or written, is no folder, is a symbolic link, or belongs to
+        OSError: The folder cannot be made or written, is not a folder, is a symbolic link, or belongs to
             another user.
     """
     with contextlib.suppress(FileExistsError):
@@ -177,8 +182,8 @@ def open_own_folder(where: Path) -> int:
         raise OSError(errno.ELOOP, "it is a symbolic link", str(where))
     descriptor = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # Compare with the owner of a new file and not with this user: some file systems map all files to
-        # one owner.
+        # Compare with the owner of a new file instead of this user: some file systems map all files to one
+        # owner.
         with tempfile.TemporaryFile(dir=f"/proc/self/fd/{descriptor}") as made:
             own_user, owner = os.fstat(made.fileno()).st_uid, os.fstat(descriptor).st_uid
         if own_user != owner:
@@ -190,10 +195,10 @@ def open_own_folder(where: Path) -> int:
 
 
 def make_private_folder() -> Path:
-    """Return a new folder of mode 0700 for sockets: in TMPDIR, or in /tmp if TMPDIR is unsuitable.
+    """Create a folder of mode 0700 for sockets, in TMPDIR or else in /tmp, and return it.
 
-    TMPDIR is unsuitable if its path is too long for sockets, or has characters other than letters, digits
-    and _ . / + ~ -.
+    TMPDIR is not used if its path is too long for sockets, or has characters other than letters, digits and
+    _ . / + ~ -.
 
     Raises:
         ConfigError: The folder cannot be made.

@@ -1,7 +1,7 @@
-"""Refuses work in a fork of the process that owns the tables or connections, such as a DataLoader's worker.
+"""Detects that code runs in a fork, such as a DataLoader's worker, of the process that owns the tables.
 
-A fork has a copy of the parent's tables and connections, but none of its threads, and its changes never
-reach the parent.
+A fork has a copy of the parent's tables and connections, but none of the parent's threads. The parent would
+never see changes that a fork makes, so such work is refused.
 """
 
 import os
@@ -10,11 +10,11 @@ from psfleet.core.base.errors import UsageError
 
 
 def check_process(process: int, what: str = "") -> None:
-    """Raise an error if this process is a fork of the owner.
+    """Check that this process is the owner of the tables or connections, and not a fork of the owner.
 
     Args:
         process: Id of the process that owns the tables or connections.
-        what: Values that the owner would never see, for the text; empty if the fork would use the owner's
+        what: Values that the owner would never see, for the error. Empty if a fork would use the owner's
             connections.
 
     Raises:

@@ -1,10 +1,10 @@
-"""Files in a job's folder by which launcher, servers and commands like `psfleet mode` communicate.
+"""Files in a job's folder. Launcher, servers and commands like `psfleet mode` exchange messages in them.
 
     mode.json      a requested consistency mode          mode.told      the last request that workers know
     moved.json     new endpoints of moved servers        servers.json   the variables of the running job
 
-and one file per server that is ready. Each is a small JSON document that appears as a whole. A missing file
-is normal, and means that the event has not happened yet.
+In addition, each server writes a file when it is ready. Each file is a small JSON document, and readers see
+all of it or nothing. A missing file is normal: the event has not happened yet.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ from psfleet.core.base.settings.environment import Environment, reader_environme
 from psfleet.core.base.settings.server_endpoints import check_endpoint
 
 REQUEST = "mode.json"
-"""File with the requested mode: an increasing number, and settings like {"mode": "ssp", "staleness": 4}."""
+"""File with the requested mode: a request number, and settings like {"mode": "ssp", "staleness": 4}."""
 
 DONE = "mode.told"
-"""File with the number of the last request that has reached the workers."""
+"""File with the number of the last mode request that has reached the workers."""
 
 _REQUEST = Format("mode request")
 _REPLY = Format("mode answer")
@@ -39,12 +39,18 @@ _RUNNING_FORMAT = Format("running job")
 
 
 def write_request(folder: Path, number: int, consistency: dict[str, Any]) -> None:
-    """Request a mode, given the settings of the strategy's part `consistency`."""
+    """Request a mode for the running job.
+
+    Args:
+        folder: Folder of the job.
+        number: Number of the request, which increases with each request.
+        consistency: Settings of the strategy's part `consistency`, such as {"mode": "ssp", "staleness": 4}.
+    """
     _REQUEST.write(folder / REQUEST, number=number, consistency=consistency)
 
 
 def read_request(folder: Path) -> tuple[int, dict[str, Any]]:
-    """Return number and settings of the last requested mode.
+    """Return the number of the last requested mode, and its settings.
 
     Raises:
         FileNotFoundError: No mode was requested.
@@ -55,12 +61,12 @@ def read_request(folder: Path) -> tuple[int, dict[str, Any]]:
 
 
 def write_reply(folder: Path, number: int) -> None:
-    """Note that the request of this number has reached the workers."""
+    """Record that the request with this number has reached the workers."""
     _REPLY.write(folder / DONE, number=number)
 
 
 def read_reply(folder: Path) -> int:
-    """Return the number of the last request that has reached the workers, or 0 if none has."""
+    """Return the number of the last mode request that has reached the workers, or 0 if none has."""
     try:
         [number] = _REPLY.read(folder / DONE, number=int)
     except FileNotFoundError:
@@ -69,12 +75,12 @@ def read_reply(folder: Path) -> int:
 
 
 def write_ready(where: Path, index: int, endpoint: str, pid: int) -> None:
-    """Announce that a server is ready."""
+    """Write the file that announces that a server is ready."""
     _READY_FORMAT.write(where, index=index, endpoint=endpoint, pid=pid)
 
 
 def read_ready(where: Path) -> tuple[str, int]:
-    """Return endpoint and process id of a server.
+    """Return endpoint and process id from the file that a ready server has written.
 
     Raises:
         FileNotFoundError: The server is not ready.
@@ -85,12 +91,12 @@ def read_ready(where: Path) -> tuple[str, int]:
 
 
 def write_relocations(where: Path, endpoints: Mapping[str, str]) -> None:
-    """Replace the file of moved servers. `endpoints` maps each old endpoint to its new one."""
+    """Write the file of moved servers. `endpoints` maps the old endpoint of each to its new one."""
     _RELOCATIONS_FORMAT.write(where, moved=dict(endpoints))
 
 
 def read_relocations(where: Path) -> dict[str, str]:
-    """Return the new endpoints of moved servers by their old ones; none if the file is damaged."""
+    """Return the new endpoint of each moved server by its old one. Empty if no file can be read."""
     try:
         (endpoints,) = _RELOCATIONS_FORMAT.read(where, moved=dict)
     except (FileNotFoundError, FrameError):
@@ -99,16 +105,16 @@ def read_relocations(where: Path) -> dict[str, str]:
 
 
 def write_running_job(folder: Path, environment: Environment) -> None:
-    """Write the variables that a process outside the job needs to find its servers."""
+    """Write the variables that a process outside the job needs to find the job's servers."""
     variables = to_variables(environment, FleetSettings, JobSettings, ProcessSettings)
     _RUNNING_FORMAT.write(folder / SERVERS, variables=variables)
 
 
 def read_running_job(folder: Path) -> Environment:
-    """Return the environment of a process without a role in a running job.
+    """Return the environment that a process outside of a running job needs to connect to the job.
 
     Raises:
-        ConfigError: No job runs there, or its servers have not started yet.
+        ConfigError: No job runs in the folder, or its servers have not started yet.
         FrameError: The file is damaged or of another version.
     """
     try:
@@ -122,14 +128,14 @@ def read_running_job(folder: Path) -> Environment:
 
 
 def environment_of(job: Any, **access: Any) -> Environment:
-    """Return the environment of this process in a running job.
+    """Return the environment that this process needs to connect to a running job.
 
     Args:
-        job: Folder of the job's logs, or the endpoints of its servers as a list or a text with commas.
-        access: Settings `tls` and `insecure` of this process; None takes those of the job.
+        job: Folder of the job's logs, or the endpoints of its servers: a list, or a text with commas.
+        access: Settings `tls` and `insecure` of this process. None means the setting of the job.
 
     Raises:
-        ConfigError: `job` is neither, or no job runs there.
+        ConfigError: `job` is neither a folder nor endpoints, or no job runs in the folder.
     """
     settings = {name: value for name, value in access.items() if value is not None}
     return dataclasses.replace(_found(job), **settings)

@@ -1,9 +1,9 @@
-"""JSON files of psfleet: each has a format and a version, and is read strictly.
+"""JSON files of psfleet. Each has a format and a version, and is read strictly.
 
 Every JSON file that psfleet writes goes through this module; docs/formats.md lists them. Code that writes a
-document names each field explicitly, and code that reads it takes the fields with `exact`. So renaming an
-attribute in Python does not change a file, and no field of a file is ignored: an unknown one may change the
-meaning of the others, so the file is refused.
+document names each field explicitly, and code that reads a document takes the fields with `exact`. So
+renaming an attribute in Python does not change a file. A file with an unknown field is refused, because the
+field could change the meaning of the known ones.
 """
 
 import contextlib
@@ -21,15 +21,22 @@ _ADVICE = "read it with the psfleet version that wrote it"
 
 
 class Misfit(ValueError):
-    """A document has an unexpected format, version or field. The text continues after the file's name."""
+    """A document has an unexpected format, version or field.
+
+    The text continues a sentence that begins with the file's name.
+    """
 
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of document.
+    """Format of a kind of JSON document.
+
+        _READY = Format("ready server")
+        _READY.write(path, index=0, pid=4711)
+        index, pid = _READY.read(path, index=int, pid=int)
 
     Attributes:
-        name: Value of the document's field `format`.
+        name: Value of the field `format` in documents of this kind.
         versions: Versions that can be read, ascending.
     """
 
@@ -38,19 +45,25 @@ class Format:
 
     @property
     def version(self) -> int:
-        """Oldest readable version. New documents have it unless they use a feature of a newer one."""
+        """Version of new documents, the oldest readable one.
+
+        A document that uses a newer feature needs a newer one.
+        """
         return self.versions[0]
 
     def document(self, **fields: Any) -> dict[str, Any]:
-        """Return a document with these fields, ready for `json.dumps`."""
+        """Return a document of this format with these fields, ready for `json.dumps`."""
         return {"format": self.name, "version": self.version, **fields}
 
     def write(self, where: Path, **fields: Any) -> None:
-        """Write a small file of a running job, which appears as a whole but need not survive a power cut."""
+        """Write a small file of a running job. Readers see all of it or nothing.
+
+        It may be lost in a power cut.
+        """
         let_appear(where, self._writer(fields))
 
     def replace(self, where: Path, **fields: Any) -> None:
-        """Write a file that is on the disk when this returns."""
+        """Replace a file durably: the new file is on the disk when this returns."""
         replace(where, self._writer(fields))
 
     def _writer(self, fields: dict[str, Any]) -> Callable[[Path], object]:
@@ -58,7 +71,7 @@ class Format:
         return lambda draft: draft.write_text(text)
 
     def read(self, where: Path, **kinds: Any) -> list[Any]:
-        """Return the values of exactly these fields of a small file, see `exact`.
+        """Read a small file with exactly these fields, and return their values in order (see `exact`).
 
         Raises:
             FileNotFoundError: The file does not exist.
@@ -68,7 +81,7 @@ class Format:
             return exact(self.parse(read_small(where, _SMALL)), self.name, **kinds)
 
     def parse(self, content: bytes | str) -> dict[str, Any]:
-        """Return the fields of a document without `format` and `version`.
+        """Return the fields of an encoded document, without `format` and `version`.
 
         Raises:
             Misfit: The document has another format or an unknown version.
@@ -77,7 +90,7 @@ class Format:
         return self.fields(json.loads(content))
 
     def fields(self, document: Any) -> dict[str, Any]:
-        """Return the fields as `parse` does, of a document that is part of another one."""
+        """Return the fields of a document that is already decoded, such as a part of another document."""
         if not isinstance(document, dict) or document.get("format") != self.name:
             value = document.get("format") if isinstance(document, dict) else document
             raise Misfit(f"is damaged or no {self.name} of psfleet: its format is {value!r:.60}")
@@ -95,14 +108,14 @@ class Format:
 
 
 def exact(document: Any, what: str, **kinds: Any) -> list[Any]:
-    """Return the values of exactly these fields, in this order.
+    """Return the values of fields of a JSON object, after checking that it has exactly these fields.
 
         name, rows = exact(document, "table", name=str, rows=int)
 
     Args:
         document: Object of a JSON document.
-        what: Subject of the object, for messages.
-        kinds: Type of each field, or a union of types; `object` allows any value.
+        what: Name of the object, for messages.
+        kinds: Type of each field, or a union of types. `object` allows any value.
 
     Raises:
         Misfit: A field is unknown, missing or of another type.
@@ -125,7 +138,7 @@ def exact(document: Any, what: str, **kinds: Any) -> list[Any]:
 
 
 def natural(value: Any, what: str) -> int:
-    """Return a count from a document, if it is a whole number from 0 to 2**62.
+    """Check that a value from a document is a whole number from 0 to 2**62, and return it.
 
     A count within this limit fits into an int64 wherever it is used.
 
@@ -147,9 +160,9 @@ def _fits(value: Any, kind: Any) -> bool:
 
 @contextlib.contextmanager
 def reading(where: str | Path, kind: type[PsfleetError] = CheckpointError) -> Iterator[None]:
-    """Turn every error of reading a file in the block into one sentence that names the file.
+    """Raise any error of the block again as `kind`, with one sentence that names the file.
 
-    A FileNotFoundError passes unchanged, except for a checkpoint.
+    A FileNotFoundError passes unchanged, unless `kind` is CheckpointError.
     """
     try:
         yield

@@ -1,8 +1,8 @@
 """Logging of psfleet: the standard `logging` with one handler that writes to standard error.
 
-A module logs with `_log = log_of(__name__)` and may name its subject with `extra={"round": 7}` (see
-FIELDS). Levels and format come from PSFLEET_LOG and PSFLEET_LOG_FORMAT. State machines do not log; the code
-around them does.
+A module logs with `_log = log_of(__name__)`. It may pass the subject of a line with `extra={"round": 7}`
+(see FIELDS). Levels and format come from PSFLEET_LOG and PSFLEET_LOG_FORMAT. State machines do not log; the
+code around them does.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ from psfleet.core.base.settings.kinds import ROOT, parse_levels
 _QUIET = 1.0  # least seconds between two lines of a RateLimitedLog
 
 FIRST_NONFINITE = "first NaN or infinity: "
-"""Beginning of the line in which server 0 reports worker, step, table and id of the first NaN of a job."""
+"""Beginning of server 0's line about the first NaN of a job. The line has its worker, step, table and id."""
 
 FIELDS = ("step", "round", "snapshot", "view", "worker", "incarnation", "table", "seconds", "bytes")
-"""Optional attributes of a record about its subject. JSON lines have all of them, text the first three."""
+"""Names that `extra` of a log call may have. JSON lines show all of them, text lines the first three."""
 
 _SHOWN = FIELDS[:3]
 
@@ -39,12 +39,12 @@ _ROOT = logging.getLogger(ROOT)
 
 
 def log_of(module: str) -> logging.Logger:
-    """Return a module's logger: `psfleet_server.engine.liveness` logs as `psfleet.server.engine.liveness`."""
+    """Return a module's logger. `psfleet_server.engine.liveness` logs as `psfleet.server.engine.liveness`."""
     return logging.getLogger(module.replace("psfleet_", "psfleet.", 1))
 
 
 class RateLimitedLog:
-    """Logs warnings, at most one a second. Any thread may call.
+    """Logs warnings, but at most one per second. Any thread may call.
 
     Args:
         log: Logger of the module.
@@ -57,7 +57,10 @@ class RateLimitedLog:
         self._unsaid = 0
 
     def say(self, line: str) -> None:
-        """Log the line, or count it if another was just logged. The next line shows the count."""
+        """Log the line, or only count it if a line was logged within the last second.
+
+        The next line adds the count.
+        """
         with self._lock:
             now = time.monotonic()
             if now - self._said_at < _QUIET:
@@ -71,7 +74,7 @@ class RateLimitedLog:
 def set_up_logs(role: str | None = None, rank: int = 0) -> None:
     """Apply PSFLEET_LOG and PSFLEET_LOG_FORMAT to this process. A later call replaces an earlier one.
 
-    Also warns, once per process, of each variable that looks like one of psfleet's but is not.
+    Also warns, once per process, of each unknown variable whose name begins with PSFLEET_.
 
     Args:
         role: Role of this process in its fleet: lines begin with time, level, role and rank. None if the
@@ -98,7 +101,7 @@ def set_up_logs(role: str | None = None, rank: int = 0) -> None:
 
 
 class _TextFormatter(logging.Formatter):
-    """Lines for people. The traceback of an error follows its line."""
+    """Formats records as lines for people. The traceback of an error follows its line."""
 
     default_msec_format = "%s.%03d"
 
@@ -118,7 +121,7 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """Lines for programs: a JSON object per record."""
+    """Formats records as lines for programs, each a JSON object."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -142,7 +145,10 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to the present sys.stderr. Lines are lost silently if that is closed or its disk full."""
+    """Writes to the present sys.stderr.
+
+    Ignores errors, so lines are lost if it is closed or the disk is full.
+    """
 
     @override
     def emit(self, record: logging.LogRecord) -> None:

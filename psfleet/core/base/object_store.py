@@ -1,8 +1,8 @@
 """Folders in object stores, named by URLs such as s3://bucket/model, and a job's snapshots in them.
 
-All access goes through fsspec. Every operation is tried up to six times. A store has no atomic rename, so a
-snapshot or model counts as complete once its manifest (one of MARKS) exists: the manifest is uploaded last,
-removed first, and copied last.
+All access goes through fsspec. Every operation is tried up to six times. A store has no atomic rename.
+Therefore a snapshot or model is complete only if its manifest (one of MARKS) exists. The manifest is
+uploaded last, removed first, and copied last.
 
 This module does not import NumPy, because the launcher uses it too.
 """
@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 _ATTEMPTS = 6
 _PAUSE = 0.05  # seconds before the second attempt; doubled before each further one
-# Errors that a further attempt would not change.
+# Errors that trying again would not change.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 MARKS = ("manifest.json", "program.json", "export.json")
-"""Files whose presence makes a folder complete: written last and removed first."""
+"""Names of manifests. A folder is complete if it has one of them."""
 
 
-# Folder for the copies that this process has downloaded, once there is one.
+# Folder for the copies of remote folders that this process has downloaded, or empty if there are none.
 _copies: list[Path] = []
 _NAME = re.compile(r"snapshot-[0-9]{6}")
 
@@ -47,7 +47,7 @@ class ObjectStore:
         name: URL without credentials, for messages.
 
     Raises:
-        ConfigError: fsspec or its package for this scheme is missing, or the URL names no folder.
+        ConfigError: fsspec, or its package for this scheme, is missing, or the URL names no folder.
     """
 
     def __init__(self, url: str) -> None:
@@ -84,7 +84,7 @@ class ObjectStore:
         return content
 
     def sizes(self) -> dict[str, int]:
-        """Return the size in bytes of each file in the folder; empty if the folder does not exist."""
+        """Return the size of each file in bytes, by name. Empty if the folder does not exist."""
         return self._listed("file")
 
     def folders(self) -> list[str]:
@@ -107,11 +107,12 @@ class ObjectStore:
         return self._tried("list it", listed)
 
     def remove(self, name: str) -> None:
-        """Remove a file if it exists."""
+        """Remove a file. Does nothing if the file does not exist."""
         try:
             self._tried(f"remove {name}", lambda: self._system.rm_file(self._place(name)))
         except CheckpointError:
-            # An attempt may have removed the file and lost the reply, so that the next one finds no file.
+            # An attempt may have removed the file although its reply was lost. The next attempt then finds
+            # no file.
             if name in self.sizes():
                 raise
 
@@ -132,14 +133,15 @@ class ObjectStore:
 
 
 def _why(error: Exception) -> str:
-    """Return the reason without the error's text, in which a library may quote headers with credentials."""
+    """Return a short reason. The error's text is left out, because a library may quote credentials in it."""
     return getattr(error, "strerror", None) or type(error).__name__
 
 
 def readable(path: str | os.PathLike[str]) -> Path:
     """Return a local folder with the content of a path or URL.
 
-    A URL is downloaded, together with the snapshots that it builds on, and kept until this process ends.
+    A URL is downloaded, together with the snapshots that it is based on. The copies are kept until this
+    process ends.
 
     Raises:
         CheckpointError: The folder does not exist, or cannot be read.
@@ -149,7 +151,7 @@ def readable(path: str | os.PathLike[str]) -> Path:
 
 
 def folders_in(place: str) -> list[str]:
-    """Return the names of the subfolders of a folder or URL, sorted; empty if it does not exist."""
+    """Return the sorted names of the subfolders of a folder or URL. Empty if it does not exist."""
     if (url := url_of(place)) is not None:
         return ObjectStore(url).folders()
     folder = local_path(place)
@@ -194,7 +196,9 @@ def _copied(url: str) -> Path:
 
 
 def base_of(place: str) -> str:
-    """Return the folder or URL of the snapshot that a delta builds on, or "" for a full snapshot.
+    """Return the base of a delta snapshot: the folder or URL of the snapshot whose changes it holds.
+
+    Returns "" for a full snapshot.
 
     Raises:
         CheckpointError, OSError: The manifest cannot be read.
@@ -213,19 +217,24 @@ def _beside(url: str, base: str) -> str:
 
 
 def _named(content: bytes) -> tuple[list[str], str]:
-    """Return the files that a manifest lists and the path of its base, without checking them."""
+    """Return the file names that a manifest lists, and the path of its base, without further checks."""
     try:
         document = json.loads(content)
         names = [entry["file"] for entry in document.get("files", ())]
         base = (document.get("base") or {}).get("path", "")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return [], ""
-    # No path out of the folder.
+    # Ignore names with a path, which could lead out of the folder.
     return [name for name in names if posixpath.basename(name) == name], base
 
 
 def upload(folder: Path, url: str, names: Sequence[str] | None = None) -> list[str]:
-    """Write the files of a local folder to a URL, the manifest last. Returns their names.
+    """Copy files of a local folder to a URL, the manifest last. Returns the names of the files.
+
+    Args:
+        folder: Local folder.
+        url: URL of the target folder.
+        names: Files to copy, or None for all files of the folder.
 
     Raises:
         CheckpointError: A file cannot be written.
@@ -239,28 +248,32 @@ def upload(folder: Path, url: str, names: Sequence[str] | None = None) -> list[s
 
 
 def own_name(number: int) -> str:
-    """Return the folder name of a job's snapshot with this number."""
+    """Return the folder name of the snapshot with this number."""
     return f"snapshot-{number:06d}"
 
 
 def own_place(place: str, number: int) -> str:
-    """Return the folder or URL of a job's snapshot with this number."""
+    """Return the folder or URL of a snapshot. `place` is the folder or URL of all the job's snapshots."""
     return f"{place}/{own_name(number)}"
 
 
 def own_snapshots(place: str) -> list[str]:
-    """Return the folders or URLs of all of a job's snapshots, incomplete ones too, sorted by number."""
+    """Return the folders or URLs of a job's snapshots, sorted by number. Includes incomplete snapshots."""
     names = filter(_NAME.fullmatch, folders_in(place))
     return [f"{place.rstrip('/')}/{name}" for name in names]
 
 
 def latest_snapshot(place: str) -> str:
-    """Return the folder or URL of the last complete snapshot, or "" if there is none."""
+    """Return the folder or URL of a job's last complete snapshot, or "" if there is none."""
     return next(filter(is_whole, reversed(own_snapshots(place))), "")
 
 
 def remove_snapshot(place: str) -> None:
-    """Remove a snapshot. In a store its manifest goes first, so that a partial removal leaves no snapshot."""
+    """Remove a snapshot.
+
+    In a store its manifest is removed first, so that an interrupted removal leaves no snapshot that looks
+    complete.
+    """
     if (url := url_of(place)) is None:
         shutil.rmtree(local_path(place), ignore_errors=True)
         return

@@ -1,12 +1,12 @@
 """Files in a job's folder that coordinate a change of the number of servers of a running job.
 
-    scale.json      psfleet scale   wants this number of servers
-    scale.ready     launcher        has started these servers
-    scale.promised  server 0        all servers have their rows and wait for the decision, or why not
-    scale.done      launcher        the decision: the servers of the job from now on
+    scale.json      written by `psfleet scale`: the requested number of servers
+    scale.ready     written by the launcher: the servers that it has started for the request
+    scale.promised  written by server 0: all servers have their rows and wait for the decision, or why not
+    scale.done      written by the launcher: the decision, which is the servers of the job from now on
 
-Each file answers the one before and carries the number of the request. Only scale.done is durable: it
-decides which servers the job has, also after a crash.
+The files are written in this order, and each carries the number of the request. Only scale.done is durable:
+it decides which servers the job has, also after a crash.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ SCALE = "scale.json"
 """File in which `psfleet scale` requests a number of servers from the launcher."""
 
 SCALE_READY = "scale.ready"
-"""File in which the launcher tells server 0 the servers to move to, once they have started."""
+"""File in which the launcher lists, for server 0, the servers to move to, once all have started."""
 
 SCALE_PROMISED = "scale.promised"
-"""File in which server 0 replies that all servers have their part of the rows, or why they do not."""
+"""File in which server 0 reports that all servers have their part of the rows, or why they do not."""
 
 SCALED = "scale.done"
 """File with the launcher's decision on the last request: the servers of the job, and why if unchanged."""
@@ -35,14 +35,20 @@ _SCALED = Format("servers moved to")
 
 
 def write_scale(folder: Path, servers: int) -> int:
-    """Request a number of servers, and return the number of the request, which increases each time."""
+    """Request a number of servers.
+
+    Returns the number of the request, one more than that of the last request.
+    """
     number = read_scale(folder)[0] + 1
     _SCALE.write(folder / SCALE, number=number, servers=servers)
     return number
 
 
 def read_scale(folder: Path) -> tuple[int, int]:
-    """Return the number of the last request and the servers requested; (0, 0) if none can be read."""
+    """Return the number of the last request, and the number of servers that it requests.
+
+    (0, 0) if there is none.
+    """
     try:
         number, servers = _SCALE.read(folder / SCALE, number=int, servers=int)
     except (FileNotFoundError, FrameError):
@@ -51,15 +57,18 @@ def read_scale(folder: Path) -> tuple[int, int]:
 
 
 def write_scale_ready(folder: Path, number: int, endpoints: Sequence[str]) -> None:
-    """Announce that the servers of a request have started."""
+    """Announce that the servers of a request have started.
+
+    `endpoints`: Endpoints of all servers that the job is to have.
+    """
     _SCALE_READY.write(folder / SCALE_READY, number=number, endpoints=[*endpoints])
 
 
 def read_scale_ready(folder: Path) -> tuple[int, tuple[str, ...]]:
-    """Return number and endpoints of the last request whose servers have started.
+    """Return the number of the last request whose servers have started, and their endpoints.
 
     Raises:
-        FileNotFoundError: No such request.
+        FileNotFoundError: No servers were started for a request.
         FrameError: The file is damaged or of another version.
     """
     number, endpoints = _SCALE_READY.read(folder / SCALE_READY, number=int, endpoints=list)
@@ -67,12 +76,14 @@ def read_scale_ready(folder: Path) -> tuple[int, tuple[str, ...]]:
 
 
 def write_promise(folder: Path, number: int, why: str = "") -> None:
-    """Announce that all servers have their part of this request, or with `why` that they do not."""
+    """Announce that all servers have their part of the rows. With `why`, announce that they do not."""
     _SCALE_PROMISED.write(folder / SCALE_PROMISED, number=number, why=why)
 
 
 def read_promise(folder: Path) -> tuple[int, str]:
-    """Return the number of the last answered request, and why it failed or ""; (0, "") if there is none.
+    """Return the number of the last request that server 0 has replied to, and why it failed, or "".
+
+    Returns (0, "") if there is none.
 
     Raises:
         FrameError: The file is damaged or of another version.
@@ -86,12 +97,12 @@ def read_promise(folder: Path) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Scaled:
-    """Servers of a job after the last request to change their number.
+    """Decision on the last request to change the number of servers of a job.
 
     Attributes:
         number: Number of the request; 0 if there was none.
-        endpoints: Endpoints of the servers.
-        generation: Number of the request that last changed the placement of rows; 0 if none has.
+        endpoints: Endpoints of the servers that the job has now.
+        generation: Number of the last request that moved rows; 0 if none has.
         why: Reason why the request changed nothing, or empty if it was carried out.
     """
 
@@ -102,7 +113,7 @@ class Scaled:
 
 
 def write_scaled(folder: Path, scaled: Scaled) -> None:
-    """Decide a request. The decision is on the disk when this returns."""
+    """Write the decision on a request. It is on the disk when this returns."""
     _SCALED.replace(
         folder / SCALED,
         number=scaled.number,
@@ -113,12 +124,15 @@ def write_scaled(folder: Path, scaled: Scaled) -> None:
 
 
 def write_unscaled(folder: Path, number: int, endpoints: Sequence[str], why: str = "") -> None:
-    """Decide that a request changes nothing, and the job keeps these servers."""
+    """Write the decision that a request changes nothing and the job keeps these servers.
+
+    `why` is the reason.
+    """
     write_scaled(folder, Scaled(number, tuple(endpoints), read_scaled(folder).generation, why))
 
 
 def read_scaled(folder: Path) -> Scaled:
-    """Return the last decision.
+    """Return the last decision, or `Scaled()` if there is none.
 
     Raises:
         FrameError: The file is damaged or of another version.

@@ -1,16 +1,15 @@
-"""Threads whose failure ends the process, and signals that arrive only between two changes of state.
+"""Threads whose failure ends the process, and blocks that Ctrl-C cannot interrupt halfway.
 
-**Service threads.** A process that has lost a thread still looks alive: its other threads answer, and
-all that wait for the lost one wait forever. Nothing can react to that, but the launcher can react to a
+**Service threads.** A process that has lost a thread still looks alive: its other threads reply, and
+everything that waits for the lost thread waits forever. The launcher cannot see that, but it can see a
 process that ends: it restarts the process, or ends the job. So an unexpected error in a ServiceThread ends
-the process. Expected errors, such as a peer that does not answer or a full disk, are handled inside of the
+the process. Expected errors, such as a peer that does not reply or a full disk, are handled within the
 thread.
 
-**Interrupts.** Python raises KeyboardInterrupt at any line of the main thread. In the middle of a push,
-that could leave a sequence number that was assigned but never sent, or one table updated and another not.
-Code that must run as a whole is wrapped in `deferred`: an interrupt then waits until the block ends. Where
-such a block has to wait, it calls `check` or uses `wait_for`, which let the interrupt through while nothing
-is half done.
+**Interrupts.** Python raises KeyboardInterrupt at any line of the main thread. In the middle of a push, that
+could leave a sequence number that was assigned but never sent, or only one of two tables updated. Code that
+must run as a whole is wrapped in `deferred`: an interrupt is then delayed until the block ends. A block that
+has to wait calls `check` or `wait_for`, which raise a delayed interrupt while nothing is half done.
 
 **Stopping.** `stops_on_signals` and `wakes_on_signals` deliver SIGTERM and SIGINT through a pipe, to a
 thread or to a selector.
@@ -78,7 +77,7 @@ class ServiceThread(threading.Thread):
 
 @contextlib.contextmanager
 def _ends_process(name: str) -> Iterator[None]:
-    """End the process on any error in the block: log one sentence and the traceback, exit with code 1."""
+    """End the process on any error in the block: log a sentence and the traceback, and exit with code 1."""
     try:
         yield
     except BaseException as error:
@@ -95,14 +94,14 @@ def _ends_process(name: str) -> Iterator[None]:
 
 
 class _Deferred:
-    """Context manager and decorator of `deferred`.
+    """Context manager and decorator that `deferred` returns.
 
-    A single object serves all blocks and has no state: only the main thread defers, so blocks can only be
-    nested, and `_depth` counts them.
+    One object serves all blocks. It has no state: blocks matter only in the main thread, so they can only be
+    nested, and `_depth` counts the nesting.
     """
 
     def __call__(self, work: Callable[_P, _T]) -> Callable[_P, _T]:
-        """Return the function wrapped as a deferred block."""
+        """Return a function that calls `work` within a deferred block."""
 
         @functools.wraps(work)
         def block(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -122,7 +121,7 @@ class _Deferred:
             _handler = before if callable(before) else None
             if _handler is not None:
                 _signals.signal(signal.SIGINT, _note)
-        # Only now: until the handler is replaced, an interrupt may still end this function.
+        # Not earlier: until the handler is replaced, an interrupt may still end this function.
         _depth += 1
 
     def __exit__(self, *failure: object) -> None:
@@ -140,20 +139,20 @@ _block = _Deferred()
 
 
 def deferred() -> _Deferred:
-    """Return a block (a context manager or decorator) in which interrupts of the main thread are delayed.
+    """Return a block (context manager or decorator) that an interrupt of the main thread cannot end halfway.
 
         with deferred():
             number = next(sequence)
             send(number)  # no KeyboardInterrupt between the two
 
-    The interrupt is raised at the end of the block, or in `check`. In other threads, which are never
-    interrupted, the block has no effect.
+    A KeyboardInterrupt is delayed until the end of the block, or until the block calls `check`. In other
+    threads, which are never interrupted, the block has no effect.
     """
     return _block
 
 
 def check() -> None:
-    """Raise a delayed interrupt now. Call this within `deferred` only where nothing is half done."""
+    """Raise a delayed interrupt now. Within `deferred`, call this only where nothing is half done."""
     global _interrupted
     if _interrupted and _handler is not None and _in_main_thread():
         _interrupted = False
@@ -163,7 +162,7 @@ def check() -> None:
 def wait_for(
     condition: threading.Condition, until: Callable[[], bool], timeout: float | None = None
 ) -> bool:
-    """Wait as `condition.wait_for(until, timeout)` does. Within `deferred`, an interrupt ends the wait."""
+    """Wait like `condition.wait_for(until, timeout)`. Even within `deferred`, an interrupt ends the wait."""
     if not _in_main_thread():
         return condition.wait_for(until, timeout)
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -196,7 +195,7 @@ os.register_at_fork(after_in_child=_look)  # in a child, the thread that forked 
 
 @contextlib.contextmanager
 def handled(numbers: Iterable[int], handler: Callable[..., Any]) -> Iterator[None]:
-    """Install a handler for these signals, and restore the previous handlers at the end of the block."""
+    """Install a handler for these signals. Restores the previous handlers at the end of the block."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -209,7 +208,7 @@ class Waker:
     """Wakes a selector from other threads and from signals. Register the Waker itself with the selector.
 
     Attributes:
-        theirs: End of a socket pair that is written to; signals use it through set_wakeup_fd.
+        theirs: Socket to write to. Pass its descriptor to signal.set_wakeup_fd to be woken by signals.
     """
 
     def __init__(self) -> None:
@@ -218,7 +217,7 @@ class Waker:
         self.theirs.setblocking(False)
 
     def fileno(self) -> int:
-        """Return the file descriptor for the selector."""
+        """Return the file descriptor that the selector waits for."""
         return self._ours.fileno()
 
     def wake(self) -> None:
@@ -227,12 +226,12 @@ class Waker:
             self.theirs.send(b"\0")
 
     def drain(self) -> None:
-        """Read the bytes that woke the selector, so that it can sleep again."""
+        """Read the bytes that woke the selector, so that the selector can sleep again."""
         with contextlib.suppress(BlockingIOError):
             self._ours.recv(1 << 16)
 
     def close(self) -> None:
-        """Close both ends."""
+        """Close both sockets."""
         self._ours.close()
         self.theirs.close()
 
@@ -241,9 +240,12 @@ class Waker:
 def wakes_on_signals(
     selector: selectors.BaseSelector, numbers: Iterable[int], note: Callable[[int], None]
 ) -> Iterator[None]:
-    """Let SIGCHLD and the given signals wake a selector during the block.
+    """Wake a selector on SIGCHLD and on the given signals, during the block.
 
-    `note`: Called with the number of each of the given signals; not with SIGCHLD.
+    Args:
+        selector: Selector that the main thread waits in.
+        numbers: Signals besides SIGCHLD.
+        note: Called with the number of each signal that arrives, except SIGCHLD.
     """
     with contextlib.closing(Waker()) as waker:
         selector.register(waker, selectors.EVENT_READ, waker.drain)
@@ -263,12 +265,12 @@ def wakes_on_signals(
 def stops_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` on SIGTERM and SIGINT during the block, from a thread of its own.
 
-    Does nothing in other threads than the main thread.
+    Has no effect unless called in the main thread.
 
-    The signals reach the thread through a pipe. A Python handler would not do: it runs between two steps of
-    the main thread, which may be about to wait forever, or may hold the very lock that `stop` needs. And
-    the kernel may deliver the signal to another thread, as happens when a process continues after SIGSTOP;
-    then the main thread would go on waiting.
+    The signals are sent to the thread through a pipe. A handler in Python is not enough, for two reasons.
+    It runs between two steps of the main thread, which may be about to wait forever, or may hold the very
+    lock that `stop` needs. And the kernel may deliver the signal to another thread, as happens when a
+    process continues after SIGSTOP; the main thread would then keep waiting.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -289,7 +291,7 @@ def stops_on_signals(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def _hear(pipe: int, stop: Callable[[], None]) -> None:
-    """Read signal numbers from the pipe until its other end is closed, and call `stop` for each."""
+    """Read signal numbers from the pipe and call `stop` for each, until the pipe's other end is closed."""
     while numbers := os.read(pipe, 64):
         if any(number in numbers for number in _ENDING):
             stop()

@@ -1,14 +1,15 @@
-"""Stored form of a value that holds large arrays: in the log, in snapshots and in messages to a standby.
+"""Stores values that contain large arrays as bytes: in the log, in snapshots and in messages to a standby.
 
     length of the head u64 | head | zeros | array | zeros | array | zeros ...
 
-The zeros pad each part to a multiple of 8 bytes. The head is the value as MessagePack with the names of its
-fields (see message_codec.py); in place of each array it holds the array's dtype and shape. So arrays are
-not copied or parsed: a reader uses them where they lie in the body.
+These bytes are called a *body*. The head is the value as MessagePack with the names of its fields (see
+message_codec.py), in which each array is replaced by its dtype and shape. The arrays follow the head. Zeros
+pad the head and each array to a multiple of 8 bytes. So arrays are neither copied nor parsed: a reader gets
+views into the body.
 
-Reading is strict. A field that this version does not know could change the meaning of the others, so a body
-that has one is refused rather than half understood. The module also holds FollowReply, the message that
-carries a record to a standby.
+Reading is strict: a body with a field that this version does not know is refused, because an unknown field
+could change the meaning of the known ones. The module also writes and reads FollowReply, the message that
+carries a record of the log to a standby.
 """
 
 import math
@@ -37,9 +38,9 @@ _CHUNK_BYTES = 4 << 20  # bytes of a body in one FollowReply
 
 
 def pack(message: Any) -> list[Part]:
-    """Return the body of a dataclass or Struct, in parts to be written one after the other.
+    """Return the body that holds a dataclass or Struct, as parts to be written one after the other.
 
-    Arrays may be fields at any depth. They are returned as they are, not copied.
+    Fields may contain arrays at any depth. The parts are these arrays themselves, not copies.
     """
     arrays: list[NDArray[Any]] = []
     head = _head_of(message, arrays)
@@ -52,15 +53,15 @@ def pack(message: Any) -> list[Part]:
 
 
 def unpack(kind: Any, body: memoryview, name: str = "") -> Any:
-    """Return the value of a body. Its arrays are views into the body.
+    """Decode a body and return its value. Arrays of the value are views into the body.
 
     Args:
         kind: Type of the value: a dataclass, a Struct, or a union of subclasses of `Message`.
-        body: The body.
-        name: Name of the value in errors, or empty for the name of its type.
+        body: Bytes as `pack` returns them, joined.
+        name: Name of the value for error messages. If it is empty, they use the name of the type.
 
     Raises:
-        FrameError: The body is damaged, or has other fields than this version writes.
+        FrameError: The body is damaged, or its fields differ from those that this version writes.
     """
     if len(body) < _LENGTH.size:
         raise FrameError(f"a body has {len(body)} bytes, which is too few")
@@ -75,15 +76,15 @@ def unpack(kind: Any, body: memoryview, name: str = "") -> Any:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise FrameError(f"its {name} is damaged: {reason_of(error)}") from None
     arrays.finish()
-    # msgspec skips unknown fields of a dataclass and fills in defaults of missing ones. Either way the
-    # value, written again, has another size than what was read.
+    # msgspec skips unknown fields of a dataclass and fills in defaults for missing ones. In both cases the
+    # value is encoded in a different number of bytes than the head that was read.
     if len(_head_of(value, [])) != length:
         raise FrameError(f"its {name} has other fields than this version of psfleet knows")
     return value
 
 
 def parse(kind: type[M], data: bytes) -> M:
-    """Return a stored protobuf message.
+    """Decode a protobuf message that was stored, and refuse unknown fields.
 
     Raises:
         FrameError: The bytes are damaged, or have a field that this version does not know, at any depth.
@@ -93,8 +94,8 @@ def parse(kind: type[M], data: bytes) -> M:
         message = kind.FromString(data)
     except DecodeError:
         raise FrameError(f"its {name} is damaged") from None
-    # protobuf keeps the unknown fields of messages, until they are discarded here, and drops those of map
-    # entries while parsing. Either way a message that had one is now shorter than what was read.
+    # protobuf keeps unknown fields of messages until they are discarded here, and drops unknown fields of map
+    # entries while parsing. So a message that had an unknown field is now shorter than the bytes read.
     message.DiscardUnknownFields()
     if message.ByteSize() != len(data):
         raise FrameError(f"its {name} has a field that this version of psfleet does not know")
@@ -102,14 +103,17 @@ def parse(kind: type[M], data: bytes) -> M:
 
 
 def flat(part: Part) -> memoryview:
-    """Return the bytes of a part. An array is copied only if it is not contiguous."""
+    """Return the bytes of one of the parts that `pack` returns.
+
+    Copies an array only if it is not contiguous.
+    """
     if isinstance(part, np.ndarray):
         return np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
     return memoryview(part)
 
 
 def _head_of(message: Any, arrays: list[NDArray[Any]]) -> bytes:
-    """Return the encoded value with descriptions in place of its arrays, which are appended to `arrays`."""
+    """Encode the value with dtype and shape in place of each array. Appends the arrays to `arrays`."""
 
     def describe(value: Any) -> Any:
         if isinstance(value, np.ndarray):
@@ -123,14 +127,14 @@ def _head_of(message: Any, arrays: list[NDArray[Any]]) -> bytes:
 
 
 class _ArrayReader:
-    """Reads the arrays behind a head, in the order in which the head describes them."""
+    """Reads the arrays that follow a head, in the order in which the head describes them."""
 
     def __init__(self, payload: memoryview) -> None:
         self._payload = payload
         self._at = 0
 
     def read(self, kind: Any, description: Any) -> NDArray[Any]:
-        """Return the next array as a view into the payload. msgspec calls this for each array of the head.
+        """Return the next array as a view into the payload. msgspec calls this for each array in the head.
 
         Args:
             kind: Annotation of the field, such as NDArray[np.int64].
@@ -139,7 +143,7 @@ class _ArrayReader:
         Raises:
             FrameError: The payload is too short, or the dtype is not that of the annotation.
         """
-        # Anything else raises a TypeError, which msgspec reports as damage.
+        # A description that is not (dtype, shape) raises a TypeError here, which msgspec reports as damage.
         code, shape = description
         dtype, count = dtype_of(code), math.prod(shape)
         if (expected := _dtype_in(kind)) not in (None, dtype):
@@ -155,7 +159,7 @@ class _ArrayReader:
         return array if len(shape) == 1 else array.reshape(shape)
 
     def finish(self) -> None:
-        """Check that the arrays take up the whole payload.
+        """Check that the arrays read so far take up the whole payload.
 
         Raises:
             FrameError: Bytes are left over.
@@ -166,17 +170,17 @@ class _ArrayReader:
 
 @cache
 def _dtype_in(annotation: Any) -> np.dtype[Any] | None:
-    """Return the dtype of an annotation like NDArray[np.int64], or None if it allows any."""
+    """Return the dtype in an annotation like NDArray[np.int64], or None if it is Any."""
     [scalar] = get_args(get_args(annotation)[1])
     return None if scalar is Any else np.dtype(scalar)
 
 
 @lru_cache(64)
 def dtype_of(code: str) -> np.dtype[Any]:
-    """Return the dtype with this NumPy code, such as "<f4".
+    """Return the dtype for a NumPy type code, such as "<f4".
 
     Raises:
-        FrameError: The code is unknown, or not that of numbers.
+        FrameError: The code is unknown, or its dtype is not numeric.
     """
     try:
         dtype = np.dtype(code)
@@ -191,7 +195,13 @@ _BODY, _PADDING = 3, 8
 
 
 def write_record(number: int, kind: int, body: bytes) -> Iterator[bytes]:
-    """Yield the FollowReply messages that carry one record of the log to a standby, in parts of 4 MiB."""
+    """Yield the FollowReply messages that carry one record of the log to a standby.
+
+    Args:
+        number: Number of the record in the log.
+        kind: Kind of the record, as in the log.
+        body: Body of the record. Each message carries up to 4 MiB of it.
+    """
     view = memoryview(body)
     for start in range(0, max(len(view), 1), _CHUNK_BYTES):
         part = view[start : start + _CHUNK_BYTES]
@@ -201,9 +211,9 @@ def write_record(number: int, kind: int, body: bytes) -> Iterator[bytes]:
 
 
 def read_record(message: bytes) -> tuple[FollowReply, memoryview]:
-    """Return a FollowReply without its body, and the body as a view aligned to 8 bytes.
+    """Parse a FollowReply. Returns the message without its body, and the body as a view aligned to 8 bytes.
 
-    The body is copied only if it is not aligned in the message.
+    The body is copied only if it is not aligned within the message.
 
     Raises:
         FrameError: The bytes are not a FollowReply, or have a field that this version does not know.

@@ -1,4 +1,4 @@
-"""Reads and writes Frames, the messages that carry tensors, without protobuf's copies of the payload.
+"""Writes and reads Frames, the messages that carry tensors, without the copies that protobuf would make.
 
     header tag | length | Header | padding field | payload tag | length | payload ...
                                                                           ^ a multiple of 8 bytes
@@ -7,11 +7,11 @@
 to a server. protobuf would copy each tensor four times: into the message, twice to serialize it, and at
 each access of the field. This module writes the few bytes around the tensors by hand. Then the payload is
 copied once, when it is joined to its header, and not at all when it is read. A padding field aligns the
-payload, so that tensors can be used where they lie.
+payload to 8 bytes, so that tensors in it can be used without a copy.
 
-The functions for single fields (`field`, `begun`, `next_field` ...) also serve other messages with large
-content, see body.py and table_messages.py. Bytes from the wire are not trusted: every length is checked
-against the bytes present before it is used, and any damage is a FrameError.
+Functions for single fields (`field`, `begun`, `next_field` ...) are also used for other messages with large
+content, see body.py and table_messages.py. Bytes from the network are not trusted: every length is checked
+against the bytes present before it is used, and any damage is reported as a FrameError.
 """
 
 from collections.abc import Sequence
@@ -36,11 +36,11 @@ MAX_HEADER = 2**20
 """Longest header in bytes: enough for thousands of tables, and always parsed within a tenth of a second."""
 Part = bytes | memoryview | NDArray[Any]
 _NOTHING = memoryview(b"")
-_MOST_FIELDS = 64  # a frame has three; leaves room for later versions, and for fields sent in parts
+_MOST_FIELDS = 64  # a frame has three; more may come from later versions, or from split fields
 
 
 def field(number: int, content: bytes) -> bytes:
-    """Return a complete field with this content."""
+    """Return the protobuf field with this number and content: tag, length and content."""
     length = len(content)
     if length < 128:  # the usual case
         return bytes((number << 3 | BYTES, length)) + content
@@ -48,32 +48,36 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def begun(number: int, length: int) -> bytes:
-    """Return the tag and length that precede a field's content of `length` bytes."""
+    """Return the tag and length that precede the content of a protobuf field of `length` bytes."""
     return bytes((number << 3 | BYTES,)) + _varint(length)
 
 
 def opened(head: bytes, number: int, length: int, padding: int) -> bytes:
-    """Return a message up to the content of its last field, which will begin at a multiple of ALIGNMENT.
+    """Return a message without the content of its last field. The content must follow.
+
+    A padding field is inserted so that the content will begin at a multiple of ALIGNMENT.
 
     Args:
         head: Encoded fields that come first.
         number: Number of the last field.
-        length: Length of its content in bytes.
-        padding: Number of the field that is inserted to align the content.
+        length: Length of the last field's content in bytes.
+        padding: Number of the padding field.
     """
     opening = begun(number, length)
     return head + _filling(len(head) + len(opening), padding) + opening
 
 
 def next_field(view: bytes | memoryview, at: int) -> tuple[int, int, int, int]:
-    """Parse the field at `at`. Returns its number and wire type, and where its content starts and ends.
+    """Parse the field that begins at `at`.
+
+    Returns its number, its wire type, and its content's start and end.
 
     Raises:
         FrameError: The field is damaged, or longer than the message.
     """
     size = len(view)
-    # Fast path for a field of bytes with a number below 16 and a length of one or two bytes. Anything
-    # unusual falls through to the general code, which also makes the errors.
+    # Fast path for a field of wire type BYTES with a number below 16 and a length of one or two bytes.
+    # Any other field, and any damage, is left to the general code below.
     if at + 3 <= size and view[at] & 0x87 == BYTES:  # a field of bytes, as most are
         length, start = view[at + 1], at + 2
         if length > 127 and view[start] < 128:
@@ -87,17 +91,19 @@ def next_field(view: bytes | memoryview, at: int) -> tuple[int, int, int, int]:
 
 
 def tag(view: bytes | memoryview, at: int) -> tuple[int, int, int]:
-    """Parse the tag at `at`. Returns the field's number, its wire type, and the offset after the tag.
+    """Parse the tag that begins at `at`.
+
+    Returns the field's number, its wire type, and the offset after the tag.
 
     Raises:
-        FrameError: The message ends within the tag, or the tag is no valid number.
+        FrameError: The message ends within the tag, or the tag is not a valid number.
     """
     key, at = _read_varint(view, at)
     return key >> 3, key & 7, at
 
 
 def extent(view: bytes | memoryview, at: int, kind: int) -> tuple[int, int]:
-    """Return where the content of a field starts and ends, given the offset after its tag.
+    """Return the start and end of a field's content, given the offset after the field's tag.
 
     Raises:
         FrameError: The field is longer than the message, or of an unknown wire type.
@@ -118,11 +124,11 @@ def extent(view: bytes | memoryview, at: int, kind: int) -> tuple[int, int]:
 
 
 def _filling(length: int, number: int) -> bytes:
-    """Return a field that pads `length` to a multiple of ALIGNMENT. It takes 0 or 2 to 9 bytes."""
+    """Return a field of 2 to 9 bytes that pads `length` to a multiple of ALIGNMENT, or b"" if it is one."""
     missing = -length % ALIGNMENT
     if missing == 0:
         return b""
-    # Tag and length take 2 bytes, so 1 missing byte cannot be filled with a field of 1: it gets one of 9.
+    # Tag and length take 2 bytes, so a single missing byte is filled by a field of 9 bytes.
     return field(number, bytes((missing - 2) % ALIGNMENT))
 
 
@@ -174,11 +180,14 @@ _SHORT_FIELDS = [bytes((_HEADER_TAG, size)) for size in range(128)]
 
 
 def encode(header: Header, parts: Sequence[Part] = (), layout: bytes = b"") -> bytes:
-    """Return the frame with this header and, as payload, the parts joined together.
+    """Return the frame with this header. Its payload is the parts joined together.
 
-    `layout`: Already encoded fields of the header. They are written as a Header field of their own, before
-    the other. protobuf merges both into one header, while a server that has seen the same layout before
-    need not parse it again (see `split`).
+    Args:
+        header: Fields of the header.
+        parts: Parts of the payload.
+        layout: Further fields of the header, already encoded. They are written first, as a Header field of
+            their own. protobuf merges both fields into one header. A psfleet server that has seen the same
+            layout before need not parse it again (see `split`).
 
     Raises:
         FrameError: The frame would be longer than gRPC can carry.
@@ -190,10 +199,10 @@ def encode(header: Header, parts: Sequence[Part] = (), layout: bytes = b"") -> b
 
 
 def reserve(header: Header, length: int, layout: bytes = b"") -> tuple[bytes, NDArray[np.uint8]]:
-    """Return a frame whose payload is still unwritten, and a writable view of the payload.
+    """Return a frame with an unwritten payload of `length` bytes, and a writable view of the payload.
 
-    The frame is a `bytes` object that the caller changes through the view, so the whole payload must be
-    written before anything else sees the frame. This saves the copy that joining parts would make.
+    The frame is a `bytes` object that the caller changes through the view. So write the whole payload before
+    any other code sees the frame. This saves the copy that joining parts would make.
 
     Raises:
         FrameError: The frame would be longer than gRPC can carry.
@@ -202,7 +211,7 @@ def reserve(header: Header, length: int, layout: bytes = b"") -> tuple[bytes, ND
 
 
 def reserve_behind(head: bytes, length: int) -> tuple[bytes, NDArray[np.uint8]]:
-    """Return what `reserve` returns, given the bytes before the payload as `opening` makes them."""
+    """Do as `reserve`, but with the bytes before the payload given, as `opening` returns them."""
     message, content = unwritten_bytes(len(head) + length)
     whole = np.frombuffer(memoryview(content), np.uint8)
     whole[: len(head)] = np.frombuffer(head, np.uint8)
@@ -210,7 +219,7 @@ def reserve_behind(head: bytes, length: int) -> tuple[bytes, NDArray[np.uint8]]:
 
 
 def decode(message: bytes) -> tuple[Header, memoryview]:
-    """Return the header and the payload of a frame. The payload is a view into the message.
+    """Parse a frame. Returns its header, and its payload as a view into the message.
 
     Skips unknown fields and accepts fields in any order, as protobuf requires.
 
@@ -222,10 +231,10 @@ def decode(message: bytes) -> tuple[Header, memoryview]:
 
 
 def split(message: bytes) -> tuple[bytes, bytes, memoryview]:
-    """Return layout, header and payload of a frame, without parsing the header.
+    """Return layout, header and payload of a frame, all still encoded.
 
-    The layout is empty unless the frame has two Header fields, as `encode` writes them. Layout and header
-    joined are the whole header.
+    A frame that `encode` wrote with a layout has two Header fields; the first one is the layout. Otherwise
+    the layout is empty. Layout and header joined are the whole encoded header.
 
     Raises:
         FrameError: The bytes are not a whole Frame. Damage within the header is found by `read_header`.
@@ -254,7 +263,7 @@ def split(message: bytes) -> tuple[bytes, bytes, memoryview]:
 
 
 def read_header(head: bytes) -> Header:
-    """Parse a header.
+    """Parse an encoded header.
 
     Raises:
         FrameError: The bytes are damaged.
@@ -266,7 +275,7 @@ def read_header(head: bytes) -> Header:
 
 
 def opening(header: Header, length: int, layout: bytes = b"") -> bytes:
-    """Return the bytes of a frame before a payload of `length` bytes.
+    """Return the bytes of a frame that precede its payload of `length` bytes.
 
     Raises:
         FrameError: The frame would be longer than gRPC can carry.
@@ -280,7 +289,7 @@ def opening(header: Header, length: int, layout: bytes = b"") -> bytes:
 
 
 def encode_header(header: Header, layout: bytes) -> bytes:
-    """Return a frame with this header and layout and without payload, see `encode`.
+    """Return a frame that has this header and layout but no payload. `encode` explains the layout.
 
     Raises:
         FrameError: The header is longer than MAX_HEADER.

@@ -1,9 +1,10 @@
-"""Compresses the gradients of a worker for the wire, as the `wire` setting of its strategy says.
+"""Compresses the gradients of a worker before they are sent, in the format of the `wire` setting.
 
-It chooses a format for each gradient, checks that the values can travel in it, and keeps the error feedback
-of dense gradients. value_formats.py has the formats themselves. Used by the worker while it writes a push,
-and by an embedded runtime (`sent`) so that training in one process gives the same numbers as with servers.
-One thread at a time may use a compressor.
+For each gradient it chooses the format, checks that the format can represent the values, and compresses
+them. Rounding errors of dense gradients may be kept and added to the next gradient (error feedback).
+value_formats.py has the formats. The worker compresses while it writes a push. An embedded runtime calls
+`sent`, so that training in one process gives the same numbers as with servers. A compressor may be used by
+only one thread at a time.
 """
 
 import dataclasses
@@ -23,18 +24,18 @@ Ids = NDArray[np.int64]
 
 
 def value_format(spec: TableSpec, form: Format) -> Format:
-    """Return the format of the table's values if `form` is requested: narrow rows do not use int8."""
+    """Return the format for the table's values if `form` is requested. Narrow rows use bfloat16, not int8."""
     return FORMATS[form].for_width(spec.dim if spec.kind == "sparse" else spec.size)
 
 
 def _gradient_format(spec: TableSpec, form: Format) -> Format:
-    """Return the format of the table's gradients if `form` is requested. Counts must stay exact."""
+    """Return the format for the table's gradients if `form` is requested. Counts stay float32."""
     counts = spec.rule.counts or (spec.kind == "sparse" and spec.pushed_scores)
     return "float32" if counts else value_format(spec, form)
 
 
 def repacked(values: Floats, form: Format) -> Floats:
-    """Return the values as a receiver would see them after they were sent in this format; contiguous."""
+    """Return the values as a receiver would see them after they were sent in this format, as a new array."""
     compressed = _packed(form, values.shape)
     compressed.pack(values)
     return compressed.unpack()
@@ -47,20 +48,20 @@ def _packed(form: Format, shape: Sequence[int]) -> CompressedValues:
 
 
 class GradientCompressor:
-    """Compressor of one worker's gradients.
+    """Compressor for the gradients of one worker.
 
-    bfloat16 rounds to the nearest value. int8 rounds up or down at random, where the random numbers are a
-    hash of table, worker, number of the push, id and position: a push that is sent again has the same
-    bytes. With `feeds`, int8 instead keeps the rounding error of dense gradients and adds it to the next
-    one.
+    bfloat16 rounds to the nearest value. int8 rounds up or down at random. Its random numbers are a hash of
+    table, worker, number of the push, id and position, so a push that is sent again has the same bytes. With
+    `feeds`, int8 does not round dense gradients at random, but keeps each rounding error and adds it to the
+    next gradient.
 
     Args:
-        seat: Seat of the worker.
+        seat: Seat of the worker (its rank).
         form: Format that the worker's strategy requests.
 
     Attributes:
-        feeds: True to keep rounding errors of dense gradients. Not in sync mode, whose results must not
-            depend on what one worker remembers.
+        feeds: True to keep rounding errors of dense gradients. False in sync mode, whose results must not
+            depend on the memory of one worker.
         saved: Bytes saved so far, compared with float32.
     """
 
@@ -72,9 +73,10 @@ class GradientCompressor:
         self._rests: dict[int, Floats] = {}
 
     def form_of(self, spec: TableSpec, gradient: Gradient) -> Format:
-        """Return the format to send a gradient in; "float32" means uncompressed.
+        """Return the format in which a gradient is sent; "float32" means uncompressed.
 
-        A gradient that already has a precision of its own keeps it.
+        Only gradients that were computed in float32 are compressed, except for single elements of a dense
+        gradient.
         """
         if self._form == "float32":
             return "float32"
@@ -83,14 +85,15 @@ class GradientCompressor:
         return _gradient_format(spec, self._form) if plain and not by_elements else "float32"
 
     def sent(self, number: int, gradients: Sequence[tuple[TableSpec, Gradient]]) -> list[Gradient]:
-        """Return a push as a server would receive it, for runs without servers.
+        """Compress and decompress a push, so that its gradients are as a server would receive them.
 
         Args:
             number: Number of the push.
-            gradients: Gradients as flat arrays; sparse ones with distinct ids.
+            gradients: Each gradient with its table. The values are flat arrays; ids of sparse gradients are
+                distinct.
 
         Raises:
-            UsageError: A gradient cannot travel in its format. The compressor is unchanged.
+            UsageError: A format cannot represent one of the gradients. The compressor is then unchanged.
         """
         forms = [self.form_of(spec, gradient) for spec, gradient in gradients]
         for (spec, gradient), form in zip(gradients, forms, strict=True):
@@ -118,10 +121,10 @@ class GradientCompressor:
         return compressed.unpack()
 
     def check(self, spec: TableSpec, values: Floats) -> None:
-        """Raise an error if a gradient has an infinity or NaN, which int8 cannot represent.
+        """Check that a gradient has no infinity or NaN, which int8 cannot represent.
 
         Raises:
-            UsageError: It has one. Nothing has been packed.
+            UsageError: The gradient has one. Nothing has been compressed.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             # One sum is faster than testing each value. It may overflow although all values are finite, so
@@ -135,18 +138,18 @@ class GradientCompressor:
     def rows(
         self, spec: TableSpec, number: int, ids: Ids, rows: Floats, out: CompressedValues
     ) -> None:
-        """Compress rows of a push.
+        """Compress rows of the gradient of a sparse table.
 
         Args:
             spec: Definition of the table.
             number: Number of the push.
-            ids: Ids of the rows, distinct.
+            ids: Distinct ids of the rows.
             rows: float32 [n, dim].
             out: Receives the compressed rows.
 
         Raises:
-            UsageError: A row has an infinity or NaN. This can happen after `check`, if gradients of one id
-                were summed.
+            UsageError: A row has an infinity or NaN. This can happen even after `check`, if gradients of
+                one id were added up in between.
         """
         self.saved += rows.nbytes - out.codes.nbytes - out.scales.nbytes
         draw = (spec.key, self._seat, number)
@@ -157,12 +160,12 @@ class GradientCompressor:
     def part(
         self, spec: TableSpec, number: int, low: int, values: Floats, out: CompressedValues
     ) -> None:
-        """Compress one server's part of a dense gradient.
+        """Compress the slice of a dense gradient that belongs to one server.
 
         Args:
             spec: Definition of the table.
             number: Number of the push.
-            low: Position of the part in the flattened array, a multiple of SCALE_BLOCK.
+            low: Position of the slice in the flattened array, a multiple of SCALE_BLOCK.
             values: float32 [n], finite if the format requires it (see `check`).
             out: Receives the compressed values.
         """
@@ -178,7 +181,7 @@ class GradientCompressor:
         return rests[low : low + count]
 
     def forget(self) -> None:
-        """Drop the kept rounding errors, because the tables were set to other values."""
+        """Drop the kept rounding errors. Call this when the tables are set to other values."""
         self._rests.clear()
 
 

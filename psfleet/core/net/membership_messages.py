@@ -1,10 +1,10 @@
 """Converts consistency modes, round plans and mode switches to fields of messages and back.
 
-A mode travels as its number and those of its settings that servers know. Every message that holds a mode
+A mode is sent as its number and those of its settings that servers know. Every message that holds a mode
 has the same three fields: `mode`, `staleness` with the first of these settings, and `mode_settings` with
 the remaining ones.
 
-A mode switch is agreed on by an all-reduce of the workers (see `write_change`).
+Workers agree on a mode switch in an all-reduce; `write_change` returns one worker's input for it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ Change = NDArray[np.int64]
 
 
 class ModeFields(Protocol):
-    """Message that has the fields of a mode."""
+    """A message with the three fields of a mode."""
 
     mode: Any
     staleness: int
@@ -33,12 +33,12 @@ class ModeFields(Protocol):
 
 
 def write_mode(mode: Mode | None) -> shard_pb2.Mode:
-    """Return the number of a mode. None, which means that no worker has joined, has the number 0."""
+    """Return the number of a mode in messages. None, which means that no worker has joined, is number 0."""
     return cast(shard_pb2.Mode, find_mode(mode).number)
 
 
 def read_mode(number: int) -> Mode:
-    """Return the mode with this number.
+    """Return the name of the mode with this number.
 
     Raises:
         FrameError: The number is unknown.
@@ -47,13 +47,13 @@ def read_mode(number: int) -> Mode:
 
 
 def mode_fields(mode: ConsistencyMode) -> dict[str, Any]:
-    """Return a mode as the fields of a message."""
+    """Return a mode as the three fields of a message."""
     first, *later_settings = mode.agreed_settings.values() or (0,)
     return {"mode": mode.number, "staleness": first, "mode_settings": later_settings}
 
 
 def read_mode_fields(message: ModeFields) -> ConsistencyMode:
-    """Return the mode that the fields of a message describe.
+    """Return the mode that a message's three fields describe.
 
     Raises:
         FrameError: The mode is unknown, or does not have these settings.
@@ -62,12 +62,14 @@ def read_mode_fields(message: ModeFields) -> ConsistencyMode:
 
 
 def agreed_numbers(mode: ConsistencyMode) -> tuple[int, ...]:
-    """Return a mode as stored in logs and snapshots: its number, then the settings that servers know."""
+    """Return a mode as stored in logs and snapshots: its number, then those settings that servers know."""
     return (mode.number, *mode.agreed_settings.values())
 
 
 def read_agreed_numbers(numbers: Sequence[int]) -> ConsistencyMode:
-    """Return the mode that `agreed_numbers` wrote. The number 0 means that no worker has joined.
+    """Return the mode for numbers that `agreed_numbers` has returned.
+
+    Number 0 means that no worker has joined.
 
     Raises:
         FrameError: The mode is unknown, or does not have these settings.
@@ -77,17 +79,17 @@ def read_agreed_numbers(numbers: Sequence[int]) -> ConsistencyMode:
 
 
 def write_plan_entry(entry: PlanEntry) -> membership_pb2.PlanEntry:
-    """Return the message of an entry of a round plan."""
+    """Return the message for an entry of a round plan."""
     return membership_pb2.PlanEntry(
         first=entry.first, seats=entry.seats, stream=write_pairs(entry.stream)
     )
 
 
 def read_plan_entry(message: membership_pb2.PlanEntry) -> PlanEntry:
-    """Return the entry of a round plan in a message.
+    """Return the entry of a round plan that a message holds.
 
     Raises:
-        FrameError: A range has no end.
+        FrameError: A range of samples has a start but no end.
     """
     return PlanEntry(message.first, tuple(message.seats), read_pairs(message.stream))
 
@@ -109,14 +111,14 @@ def read_pairs(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def write_change(mode: ConsistencyMode, last: int) -> Change:
-    """Return what a worker contributes to the all-reduce that agrees on a mode switch.
+    """Return one worker's input for the all-reduce in which all workers agree on a mode switch.
 
-    The all-reduce takes the maximum of each element over all workers. The maximum of -x is minus the
-    minimum of x. So the second half is the exact negative of the first only if every worker sent the same
-    mode and settings.
+    The all-reduce takes the maximum of each element over all workers. Each setting is sent as x and as -x,
+    whose maximum is minus the minimum of x. So the second half of the result is the exact negative of the
+    first half only if every worker sent the same mode and settings.
 
     Args:
-        mode: Mode that the worker wants to continue in, with number m and settings s (0 if it has none).
+        mode: Mode that the worker wants to switch to, with number m and settings s (0 if it has none).
         last: Number n of the worker's last push.
 
     Returns:
@@ -127,21 +129,27 @@ def write_change(mode: ConsistencyMode, last: int) -> Change:
 
 
 def combined_changes(one: Change, other: Change) -> Change:
-    """Return the elementwise maximum of two contributions. One with fewer settings is padded first."""
+    """Return the elementwise maximum of two inputs of `write_change`. The shorter array is padded first."""
     one, other = (_widened(change, max(len(one), len(other))) for change in (one, other))
     return np.maximum(one, other)
 
 
 def _widened(change: Change, size: int) -> Change:
     half, missing_count = len(change) // 2, (size - len(change)) // 2
-    # -1 is below every setting, so a worker that has this setting is seen to want another mode.
+    # -1 is below every setting. So a worker without this setting never agrees with a worker that has it.
     no_setting = np.full(missing_count, -1)
     parts = (change[:half], no_setting, change[half:-1], -no_setting, change[-1:])
     return np.concatenate(parts).astype(np.int64)
 
 
 def read_change(change: Change) -> tuple[ConsistencyMode | None, int]:
-    """Return the mode that all workers want, or None if they differ, and the highest push of any worker.
+    """Return the mode that all workers want, and the highest push number of any worker.
+
+    Args:
+        change: Result of the all-reduce (see `write_change`).
+
+    Returns:
+        The mode, or None if the workers want different modes; then the push number.
 
     Raises:
         ShapeError: The array is not the result of such an all-reduce.

@@ -1,6 +1,6 @@
 """Encodes the messages that only psfleet reads, such as those between a launcher and its agents.
 
-A message is declared once, as a dataclass or a msgspec.Struct, and travels as MessagePack with the names of
+A message is declared once, as a dataclass or a msgspec.Struct. It is sent as MessagePack with the names of
 its fields. Decoding is safe for bytes from strangers: it checks the type of every value, executes nothing,
 and takes no more memory than a small multiple of the bytes received. Messages that other software may send
 or read are declared in protos/ instead.
@@ -15,7 +15,7 @@ from psfleet.core.base.errors import FrameError
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Base of messages of which several kinds use the same channel. Each carries the name of its class.
+    """Base of message types that share one channel. Each message carries the name of its class.
 
     Example:
         class Ping(Message, frozen=True):
@@ -29,19 +29,19 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 encode = msgspec.msgpack.Encoder().encode
-"""Encode a message as bytes."""
+"""Encode a message as bytes. The argument is a dataclass or Struct."""
 
 
 def decode(kind: Any, data: bytes, name: str = "") -> Any:
-    """Return the message in these bytes.
+    """Decode the bytes of a message and check its fields.
 
     Args:
         kind: Type of the message: a dataclass, a Struct, or a union of subclasses of `Message`.
-        data: The bytes.
-        name: Name of the message in errors, or empty for the name of its type.
+        data: Bytes as `encode` returns them.
+        name: Name of the message for errors. If it is empty, they use the name of the type.
 
     Raises:
-        FrameError: The bytes do not hold such a message.
+        FrameError: The bytes do not hold a message of this type.
     """
     try:
         return _decoder(kind).decode(data)

@@ -1,15 +1,15 @@
-"""Converts tensors to the segments of a frame and back: the gradients and ids of a call, and its values.
+"""Converts the tensors of a call to segments of a frame and back: gradients, ids and values.
 
     Header    segment 0: table, content, count ... | segment 1 ...
     payload   ids of 0 | rows of 0 | zeros | ids of 1 | rows of 1 | zeros ...       padded to 8 bytes each
 
-A writer passes segments with their arrays and gets a frame. A reader passes the definitions of tables and
-gets arrays that are views into the payload. The reader trusts nothing from the wire: each length follows
-from the table's definition and the segment's count, and is checked against the bytes present before it is
-used.
+A segment is one table's tensor. A writer passes segments with their arrays and gets a frame. A reader passes
+the definitions of tables and gets arrays that are views into the payload. Nothing from the network is
+trusted: the length of a segment is computed from the table's definition and the segment's count, and is
+checked against the bytes present before it is used.
 
-If the call has a lane (Header.lane), the payload is memory that both processes share (see
-shared_memory.py). Each segment then contains its offset in that memory, and nothing has to be copied.
+If the call has a lane (Header.lane), worker and server share memory (see shared_memory.py). That memory then
+replaces the payload, and each segment contains its offset there, so that nothing has to be copied.
 """
 
 import math
@@ -70,7 +70,7 @@ PRECISIONS = {name: form.number for name, form in FORMATS.items()}
 
 @dataclass(frozen=True, slots=True)
 class OutgoingSegment:
-    """Segment to send, and the arrays that make up its bytes in the payload."""
+    """Segment to send, and the arrays that hold its content."""
 
     segment: Segment
     arrays: tuple[NDArray[Any], ...] = ()
@@ -86,9 +86,9 @@ def field_of(
     reply: int = 0,
     precision: frame_pb2.Precision = frame_pb2.PRECISION_FLOAT32,
 ) -> bytes:
-    """Return an encoded segment, as a field of its header.
+    """Return an encoded segment with these values, to be appended to an encoded Header.
 
-    Cached, because the segments of consecutive steps are usually equal.
+    Results are cached, because the segments of consecutive steps are usually equal.
     """
     return written(
         Segment(
@@ -104,12 +104,12 @@ def field_of(
 
 
 def written(segment: Segment) -> bytes:
-    """Return an encoded segment, as a field of its header."""
+    """Return an encoded segment, to be appended to an encoded Header."""
     return field_bytes(Header.SEGMENTS_FIELD_NUMBER, segment.SerializeToString())
 
 
 def message(header: Header, segments: Iterable[OutgoingSegment]) -> bytes:
-    """Return the frame with these segments, which are added to `header`."""
+    """Return the frame with these segments. Adds the segments to `header`."""
     segments = list(segments)
     header.segments.extend(segment.segment for segment in segments)
     return joined(header, [segment.arrays for segment in segments])
@@ -122,8 +122,8 @@ def joined(
 
     Args:
         header: Header of the frame.
-        contents: For each segment, the arrays that make up its bytes.
-        layout: Encoded segments, if the header does not contain them.
+        contents: Arrays of each segment, in the order of the segments.
+        layout: Encoded segments, if `header` does not contain the segments.
     """
     parts: list[Any] = []
     is_large = False
@@ -141,7 +141,7 @@ def joined(
 
 
 def _streamed(header: Header, parts: Sequence[NDArray[Any] | bytes], layout: bytes) -> bytes:
-    """Do what frame.encode does, but write large arrays past the CPU's caches.
+    """Do the same as frame.encode, but write large arrays past the CPU's caches.
 
     The frame is copied again when it is sent, so keeping it in the caches would only displace other data.
     """
@@ -160,11 +160,11 @@ def _streamed(header: Header, parts: Sequence[NDArray[Any] | bytes], layout: byt
 
 
 def write_state(state: PartState) -> OutgoingSegment:
-    """Return the segment of a part of a table with its optimizer state, for snapshots and moves of rows.
+    """Return the segment with a part of a table and its optimizer state, for snapshots and moves of rows.
 
-    The arrays are [1 + slots, n] float32 for a dense table. For a sparse table they are the ids, then
-    optionally the step of each row's last push, the rows [n, dim * (1 + slots)], and optionally their
-    scores.
+    A dense table has one array, float32 [1 + slots, n]. A sparse table has these, in this order: the ids,
+    optionally the step of each row's last push, the rows [n, dim * (1 + slots)], and optionally the scores of
+    the rows.
     """
     if state.ids is None:
         count = state.values.shape[1]
@@ -187,13 +187,14 @@ def write_state(state: PartState) -> OutgoingSegment:
 
 @dataclass(slots=True)
 class TensorRequest:
-    """Push and pull of one call. The arrays are views into the call's payload.
+    """Push and pull that one call requests. The arrays are views into the call's payload.
 
     Attributes:
         gradients: Gradients of the push.
         gradient_bytes: Bytes of the payload that the gradients occupy.
         reads: Reads of the pull.
-        places: For each read, the offset in the lane's memory to write its values to.
+        places: Offset in the shared memory where the values of each read are to be written. Used only if
+            the call has a lane.
     """
 
     gradients: list[Gradient] = field(default_factory=list)
@@ -203,11 +204,11 @@ class TensorRequest:
 
 
 def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorRequest:
-    """Return the push, the pull or both of a call.
+    """Parse a call's request: a push, a pull, or both.
 
     Raises:
         FrameError: The segments do not fit the tables or the payload, or the reply would be too long. The
-            reply's size is checked here, before any memory for it is allocated.
+            reply's size is checked before memory for the reply is allocated.
     """
     request, reply = TensorRequest(), 0
     for segment, spec, cursor in _segments(header, payload, spec_of):
@@ -220,7 +221,7 @@ def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorReque
             raise FrameError("the frame has a gradient after a read; gradients come first")
         else:
             request.gradients.append(_gradient(segment, spec, cursor))
-            # Everything that was read so far, which is only gradients: they come first.
+            # At this point the cursor has read only gradients, because gradients come first.
             request.gradient_bytes = cursor.taken
     if reply > frame.MAX_MESSAGE:
         raise FrameError(
@@ -231,7 +232,11 @@ def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorReque
 
 
 def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats | CompressedValues]:
-    """Return the reply to a pull, as views into the payload: rows [n, dim], or a server's dense part [n]."""
+    """Return the values in the reply to a pull, as views into the payload.
+
+    Returns:
+        For each segment, rows [n, dim] of a sparse table, or the server's slice [n] of a dense table.
+    """
     values: list[Floats | CompressedValues] = []
     for segment, spec, cursor in _segments(header, payload, spec_of):
         _expect(segment, spec, VALUES if spec.kind == "dense" else ROWS)
@@ -242,7 +247,7 @@ def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats 
 
 
 def read_states(header: Header, payload: memoryview, spec_of: SpecOf) -> list[PartState]:
-    """Return parts of tables with their optimizer state, as views into the payload."""
+    """Return parts of tables with their optimizer state, as views into the payload (see `write_state`)."""
     states = []
     for segment, spec, cursor in _segments(header, payload, spec_of):
         _expect(segment, spec, STATE)
@@ -272,7 +277,7 @@ def _read(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Read:
 
 
 def _format(segment: Segment, spec: TableSpec) -> Format:
-    """Return the format in which a worker asks for its values."""
+    """Return the format in which a worker requests values of a table, from the segment's precision."""
     form = NUMBERED.get(segment.precision)
     if form is None or not form.is_for_pulls:
         choices = [
@@ -314,11 +319,11 @@ def _short_values(
 
 
 class _Cursor:
-    """Reads arrays from a payload, one after the other.
+    """Reader of the arrays in a payload, one after the other.
 
     Attributes:
         at: Offset of the next array.
-        taken: Bytes of all arrays read so far.
+        taken: Total bytes of the arrays read so far.
     """
 
     def __init__(self, payload: Bytes) -> None:
@@ -328,7 +333,7 @@ class _Cursor:
         self.taken = 0
 
     def positions(self, count: int) -> Ids:
-        """Return the next `count` positions of a dense gradient. They are uint32 on the wire."""
+        """Return the next `count` positions of a dense gradient. In the payload they are uint32."""
         return self.take(count, _UINT32).astype(np.int64)
 
     def floats(self, *shape: int) -> Floats:
@@ -337,14 +342,14 @@ class _Cursor:
         return values if len(shape) == 1 else values.reshape(shape)
 
     def packed(self, form: Precision | Format, shape: Sequence[int]) -> CompressedValues:
-        """Return the next values of this shape and format, still compressed."""
+        """Return the next values of this shape and format, without decompressing them."""
         buffer = self.take(CompressedValues.size_of(form, shape), _BYTE)
         if address_of(buffer) % np.dtype(np.float32).alignment:  # from a client that does not pad
             buffer = buffer.copy()
         return CompressedValues.over(buffer, form, shape)
 
     def take(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return the next `count` elements as an array, a view unless they are misaligned.
+        """Return the next `count` elements: a view of the payload, or a copy if they are misaligned.
 
         Raises:
             FrameError: The payload is too short.
@@ -361,7 +366,7 @@ class _Cursor:
         return array if array.flags.aligned else array.copy()
 
     def finish(self) -> None:
-        """Check that no bytes of the payload are left over."""
+        """Check that no bytes of the payload are left."""
         self.at += -self.at % frame.ALIGNMENT
         if self.at < self._size:
             raise FrameError(f"the segments take {self.at} bytes of a payload of {self._size}")

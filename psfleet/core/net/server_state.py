@@ -1,8 +1,8 @@
 """State of a server apart from the rows of its tables, as stored in snapshots, logs and on standbys.
 
-It is stored as one body (see body.py): as the tensor "server" in each file of a snapshot, and in records 16
-and 17 of a log. The coordinator's part is opaque here: a body within the body, which only psfleet_server
-can read. Open this file when a field is added to ShardState, and raise VERSION then.
+The state is stored as one body (see body.py): as the tensor "server" in each file of a snapshot, and in
+records 16 and 17 of a log. The coordinator's part is opaque here: a body within the body, which only
+psfleet_server can read. If you add a field to ShardState, add it here too and raise VERSION.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from psfleet.core.net.frame import Part
 from psfleet.core.net.membership_messages import agreed_numbers, read_agreed_numbers
 
 VERSION = 2
-"""Version of a server's state and of everything in it."""
+"""Version of the stored form of a server's state."""
 _PROTOBUF = b"\x08\x01"
 """First bytes of the protobuf message in which version 1 stored a state."""
 _HEAD = 8  # bytes of a body before its MessagePack head
@@ -30,8 +30,8 @@ class ServerState:
     """State of a server without the content of its tables.
 
     Attributes:
-        shard: State of its shard.
-        coordinator: Decisions of the coordinator as a body, on server 0; None on other servers.
+        shard: State of the server's shard.
+        coordinator: Decisions of the coordinator, encoded as a body. None on all servers but server 0.
     """
 
     shard: ShardState
@@ -39,12 +39,14 @@ class ServerState:
 
 
 class _Stored(Struct, frozen=True):
-    """Part of a ServerState that is written to logs and snapshots. The other fields start again in each
-    process.
+    """Fields of a ServerState that are written to logs and snapshots.
+
+    All other fields start again with each process.
 
     Attributes:
-        mode: Number of the fleet's consistency mode, followed by its settings on servers.
-        clocks, leading_steps: Fields of the mode's PullGate.
+        mode: Number of the fleet's consistency mode, followed by the mode's settings that servers know.
+        clocks: Number of pushes of each worker since the last collective (PullGate.at).
+        leading_steps: PullGate.leading_steps.
     """
 
     version: int
@@ -60,7 +62,7 @@ class _Stored(Struct, frozen=True):
 
 
 def is_of_version_1(content: memoryview) -> bool:
-    """Return whether a body holds a state of version 1, which this version does not read."""
+    """Return whether a body holds a state of version 1, which this psfleet cannot read."""
     return content[_HEAD : _HEAD + len(_PROTOBUF)] == _PROTOBUF
 
 
@@ -85,7 +87,7 @@ def write_state(state: ServerState) -> list[Part]:
 
 
 def read_state(content: memoryview) -> ServerState:
-    """Return the state in a body. Gradients held for an open round are views into the body.
+    """Decode the state of a server. Gradients that wait for the end of a round are views into the body.
 
     Raises:
         FrameError: The body is of another version, has an unknown field, or is damaged.

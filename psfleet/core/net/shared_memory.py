@@ -1,13 +1,13 @@
 """Memory shared by a worker and a server on one host, so that tensors need not be copied through a socket.
 
-The worker creates an anonymous file in memory (memfd) and sends a MemoryHandle: the id of its process and
-the file's descriptor there. The server opens /proc/PID/fd/N, which the kernel allows only for processes of
-the same user. The file has no name in any file system, so nothing is left behind: it disappears when both
-processes have closed it or have been killed.
+The worker creates an anonymous file in memory (memfd). It sends a MemoryHandle to the server, with the id of
+its process and the file's descriptor in that process. The server opens /proc/PID/fd/N, which the kernel
+allows only for processes of the same user. The file has no name in any file system, so it disappears when
+both processes have closed it or have been killed.
 
-The file is sealed against changes of its size. Otherwise a worker could shorten it, and the server would be
-killed by SIGBUS when it touches the missing pages. All its pages are allocated at creation, and only if
-plenty of memory is free, because the kernel would later kill a process rather than refuse a page.
+The file is sealed, so that its size cannot change. Otherwise a worker could shorten it, and the server would
+be killed by SIGBUS when it accesses the missing pages. All pages are allocated at creation, and only if
+plenty of memory is free. Otherwise the kernel might have no page later, and would kill a process.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from psfleet.core.base.errors import FrameError
 from psfleet.core.base.memory import available_memory
 
 FIRST = 64
-"""Offset of the first byte that calls may use. The bytes before it hold the token."""
+"""Offset of the first byte that calls may use. The bytes before it are reserved for the token."""
 
 _TOKEN = 16
 _SEALS = 0x0004 | 0x0002 | 0x0001  # F_SEAL_GROW, F_SEAL_SHRINK, F_SEAL_SEAL
@@ -38,13 +38,13 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class MemoryHandle:
-    """Location of a shared memory, as its creator sends it.
+    """Location of a shared memory, which its creator sends to the other process.
 
     Attributes:
         boot: Boot id of the kernel, which differs on every other host.
-        pid, descriptor: Process that created the memory, and the file's descriptor there.
+        pid, descriptor: Process that created the memory, and the file's descriptor in that process.
         size: Size in bytes.
-        token: Random first bytes of the memory, which prove that the right file was opened.
+        token: Random first bytes of the memory. They prove that the right file was opened.
     """
 
     boot: str
@@ -55,10 +55,10 @@ class MemoryHandle:
 
 
 class SharedMemory:
-    """A mapped shared memory. It is unmapped when the last array that views it is gone.
+    """A memory-mapped file that two processes share. It is unmapped once no array views it any longer.
 
     Attributes:
-        bytes: The whole memory.
+        bytes: The whole memory, as a writable array.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -83,9 +83,11 @@ class SharedMemory:
 
     @classmethod
     def make(cls, size: int) -> "tuple[SharedMemory, MemoryHandle] | None":
-        """Create a memory of `size` bytes, or return None if it is too large or not supported here.
+        """Create a memory of `size` bytes.
 
-        The caller must close the descriptor of the handle once the other process has opened it.
+        Returns None if it would be too large or the system has no such memory.
+
+        The caller must close the handle's descriptor once the other process has opened the memory.
         """
         if not sys.platform.startswith("linux") or size > available_memory() // _SHARE:
             return None
@@ -93,8 +95,8 @@ class SharedMemory:
             descriptor = os.memfd_create("psfleet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
                 os.fchmod(descriptor, 0o600)
-                # Allocate all pages before sealing: afterwards neither end can run into a page that does
-                # not exist.
+                # Allocate all pages before sealing, so that neither process can access a page that does not
+                # exist.
                 os.posix_fallocate(descriptor, 0, size)
                 fcntl.fcntl(descriptor, _ADD_SEALS, _SEALS)
                 memory = cls(descriptor, size)
@@ -108,10 +110,11 @@ class SharedMemory:
 
     @classmethod
     def open(cls, offer: MemoryHandle) -> "SharedMemory | None":
-        """Map the memory of another process, or return None if that is impossible.
+        """Map the memory that another process has created, or return None if that is impossible.
 
-        It is impossible if the memory is on another host, belongs to another user, or is no longer what the
-        handle describes: process ids and descriptors are reused, hence the check of the token.
+        It is impossible if the memory is on another host or belongs to another user. It is also impossible
+        if the process has ended: another process may then have its id, or another file the descriptor, so
+        the token is checked.
         """
         if offer.boot != _boot() or not offer.boot or len(offer.token) != _TOKEN:
             return None
@@ -129,10 +132,10 @@ class SharedMemory:
 
 
 class BlockAllocator:
-    """Allocates blocks of a shared memory. Freed blocks are reused first, while they are in cache.
+    """Allocates blocks of a shared memory. Reuses freed blocks first, because they may still be in the cache.
 
-    Sizes are rounded up to few classes, and blocks are neither split nor merged. That suits a training
-    loop, whose sizes repeat from step to step.
+    Sizes are rounded up to a small set of sizes, and blocks are neither split nor merged. That suits a
+    training loop, whose sizes repeat from step to step.
     """
 
     def __init__(self, size: int) -> None:
@@ -142,11 +145,11 @@ class BlockAllocator:
         self._sizes: dict[int, int] = {}
 
     def take(self, nbytes: int) -> int | None:
-        """Return the offset of a free block of at least `nbytes`, or None if there is none.
+        """Allocate a block of at least `nbytes`. Returns its offset, or None if no block is free.
 
-        Blocks begin at cache lines (64 bytes).
+        Blocks begin at multiples of 64 bytes, a cache line.
         """
-        # Round up by at most 1/8, so that the slightly different sizes of the next step fit the same blocks.
+        # Round up by at most 1/8, so that the next step's slightly different sizes can reuse the same blocks.
         unit = 64 if nbytes < 1024 else 1 << nbytes.bit_length() - 4
         length = max(-(-nbytes // unit), 1) * unit
         free = self._free.get(length)
@@ -160,7 +163,10 @@ class BlockAllocator:
         return offset
 
     def _take_larger(self, size: int) -> int | None:
-        """Return the smallest free block that is larger than needed, or None if there is none."""
+        """Allocate the smallest free block larger than `size`.
+
+        Returns its offset, or None if there is none.
+        """
         larger = [wide for wide, free in self._free.items() if free and wide > size]
         if not larger:
             return None
@@ -170,7 +176,7 @@ class BlockAllocator:
         return offset
 
     def give(self, offset: int) -> None:
-        """Free a block."""
+        """Free the block at this offset."""
         self._free.setdefault(self._sizes.pop(offset), []).append(offset)
 
     @property
@@ -180,7 +186,7 @@ class BlockAllocator:
 
 
 def _is_ours(descriptor: int, size: int) -> bool:
-    """Return whether the descriptor is memory of this user, with this size, that cannot change its size."""
+    """Return whether the descriptor is sealed memory of this size that belongs to this user."""
     status = os.fstat(descriptor)
     seals = fcntl.fcntl(descriptor, _GET_SEALS)  # fails for anything but memory
     return (

@@ -1,8 +1,8 @@
-"""Converts definitions of tables, evictions and clocks to messages and back; lays out changes of rows.
+"""Converts definitions of tables, evictions and table clocks to messages and back, and lays out replies.
 
-The second half carries the changes of a table to a follower. Such a reply can have many megabytes of
+The second half is for the changes of tables that followers receive. Such a reply can have many megabytes of
 weights, which protobuf would copy four times. So `lay_out_changes` and `lay_out_rows` write the small
-fields of the reply and leave gaps for the weights, which the tables then fill in place.
+fields of the reply and leave gaps for the weights. The tables then write the weights into the gaps.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ _TABLES = 4
 
 
 def write_spec(spec: TableSpec) -> shard_pb2.TableSpec:
-    """Return the message that defines a table."""
+    """Return the message with the definition of a table."""
     return shard_pb2.TableSpec(
         name=spec.name,
         kind=spec.kind,
@@ -64,7 +64,7 @@ def write_spec(spec: TableSpec) -> shard_pb2.TableSpec:
 
 
 def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
-    """Return the table that a message defines.
+    """Return the table definition in a message.
 
     Raises:
         UsageError: A value is not allowed in a definition.
@@ -90,7 +90,7 @@ def read_spec(message: shard_pb2.TableSpec) -> TableSpec:
 
 
 def write_evictions(evictions: EvictedIds) -> shard_pb2.EvictionsReply:
-    """Return the message of one server's evictions."""
+    """Return the message with the evicted ids of one server."""
     [following] = evictions.position
     return shard_pb2.EvictionsReply(
         ids=evictions.ids.astype("<i8").tobytes(),
@@ -102,7 +102,7 @@ def write_evictions(evictions: EvictedIds) -> shard_pb2.EvictionsReply:
 
 
 def read_evictions(message: shard_pb2.EvictionsReply) -> EvictedIds:
-    """Return the evictions of a message.
+    """Return the evicted ids in a message.
 
     Raises:
         FrameError: The arrays have different lengths.
@@ -120,12 +120,12 @@ def read_evictions(message: shard_pb2.EvictionsReply) -> EvictedIds:
 
 
 def clock_to_json(clock: TableClock) -> dict[str, Any]:
-    """Return the clock as a JSON object."""
+    """Return a table's clock, its counts of updates and shrinks, as a JSON object."""
     return {"step": clock.step, "shrinks": clock.shrinks, "ticks": clock.ticks}
 
 
 def read_clock(document: Any) -> TableClock:
-    """Return the clock that a JSON object holds.
+    """Return the clock of a table, its counts of updates and shrinks, that `clock_to_json` wrote.
 
     Raises:
         ValueError: The object is not a valid clock.
@@ -149,9 +149,9 @@ class ChangedTable:
     Attributes:
         spec: Definition of the table.
         ids: Ids of the changed rows, int64 [n]. Empty for a dense table.
-        weights: float32 [n, dim]; for a dense table the server's whole slice.
+        weights: float32 [n, dim]. For a dense table, the server's whole slice, flat.
         removed: Ids of removed rows, int64 [m].
-        whole: True if these are all rows of the table, so that the follower drops any others.
+        whole: True if `ids` are all rows of the table. The follower then drops all other rows.
     """
 
     spec: TableSpec
@@ -163,14 +163,14 @@ class ChangedTable:
 
 @dataclass(frozen=True)
 class TableToSend:
-    """Changes of one table whose weights are written later, into the gap that `lay_out_changes` leaves.
+    """Changes of one table that a server is about to send. The weights are written later, into a gap.
 
     Attributes:
         spec: Definition of the table.
         ids: Ids of the changed rows, int64 [n]. Empty for a dense table.
-        count: Number of weights.
+        count: Number of weights, for the size of the gap.
         removed: Ids of removed rows, int64 [m].
-        whole: True if these are all rows of the table.
+        whole: True if `ids` are all rows of the table.
     """
 
     spec: TableSpec
@@ -180,8 +180,8 @@ class TableToSend:
     whole: bool = False
 
     def parts(self) -> list[bytes | Ids | int]:
-        """Return the encoded fields of its message for `_lay_out`, as one field of ChangesReply."""
-        # A definition is sent only with whole tables; for changes the follower has it already.
+        """Return the table's message as parts for `_lay_out`, with a gap for the weights."""
+        # The definition is sent only with a whole table. A follower that gets changes has it already.
         head = follower_pb2.TableChanges(table=self.spec.key, whole=self.whole)
         if self.whole:
             head.spec.CopyFrom(write_spec(self.spec))
@@ -197,12 +197,15 @@ class TableToSend:
 def lay_out_changes(
     head: follower_pb2.ChangesReply, tables: Sequence[TableToSend]
 ) -> tuple[bytes, list[Floats], Bytes]:
-    """Return a reply with gaps for its weights, the gap of each table, and the gap for the head.
+    """Return a reply with gaps: one for the weights of each table, and one for the head.
 
         changes of table 0: ids | gap | removed ids || changes of table 1 ... || gap for the head
 
-    The head goes last because it depends on what is known only after the weights are copied; fields of a
-    protobuf message may come in any order. The caller fills all gaps before it sends the message.
+    The head comes last because its content is known only after the weights are copied. A protobuf message
+    allows fields in any order. The caller must fill all gaps before it sends the message.
+
+    Returns:
+        The message, the gap for the weights of each table, and the gap for the head.
     """
     parts = [part for table in tables for part in table.parts()]
     message, (*rooms, last) = _lay_out([*parts, head.ByteSize()])
@@ -211,14 +214,23 @@ def lay_out_changes(
 
 
 def lay_out_rows(ids: Ids, dim: int, following: int) -> tuple[bytes, list[Floats]]:
-    """Return a page of rows with a gap for the weights, and that gap; no gap if there are no rows."""
+    """Return a message with a page of rows, and its gap for the weights. There is no gap if `ids` is empty.
+
+    Args:
+        ids: Ids of the rows, int64 [n].
+        dim: Weights of each row.
+        following: Segment of rows to request next, or 0 if there are no more rows.
+    """
     fields = *_array_field(_PAGE_IDS, ids), *_array_field(_PAGE_WEIGHTS, 4 * dim * len(ids))
     message, rooms = _lay_out([RowsReply(next=following).SerializeToString(), *fields])
     return message, [block.view(np.float32) for block in rooms]
 
 
 def _array_field(number: int, content: Ids | int) -> list[bytes | Ids | int]:
-    """Return a field that holds an array, or a gap of `content` bytes. Returns no field if it is empty."""
+    """Return a field with an array, or with a gap of `content` bytes.
+
+    Returns no field if it would be empty.
+    """
     size = _size(content)
     return [begun(number, size), content] if size else []
 
@@ -230,7 +242,11 @@ def _size(part: bytes | Ids | int) -> int:
 
 
 def _lay_out(parts: Sequence[bytes | Ids | int]) -> tuple[bytes, list[Bytes]]:
-    """Return the parts joined into a message, and its gaps. An integer stands for a gap of that size."""
+    """Join the parts to a message. A part that is an integer is a gap of that many bytes.
+
+    Returns:
+        The message, and a writable view of each gap.
+    """
     message, whole = reserve_behind(b"", sum(map(_size, parts)))
     rooms, at = [], 0
     for part in parts:
@@ -247,11 +263,11 @@ def _lay_out(parts: Sequence[bytes | Ids | int]) -> tuple[bytes, list[Bytes]]:
 def read_changes(
     message: follower_pb2.ChangesReply, specs: dict[int, TableSpec]
 ) -> list[ChangedTable]:
-    """Return the changes in a reply.
+    """Return the changes of all tables in a reply.
 
     Args:
         message: The reply.
-        specs: Known definitions by table key. Definitions that come with the reply are added.
+        specs: Known definitions by table key. Adds the definitions that come with the reply.
 
     Raises:
         FrameError: A definition is missing, or arrays have the wrong length.
@@ -274,7 +290,7 @@ def read_changes(
 def read_rows(
     message: "follower_pb2.TableChanges | RowsReply", spec: TableSpec
 ) -> tuple[Ids, Floats]:
-    """Return the ids and weights in a message.
+    """Return the ids and weights of rows in a message. Weights are [n, dim], or flat for a dense table.
 
     Raises:
         FrameError: The number of weights does not fit the number of ids.
@@ -290,7 +306,7 @@ def read_rows(
 
 
 def read_reply(message: bytes) -> follower_pb2.ChangesReply:
-    """Parse the reply to a request for changes."""
+    """Parse the reply to a follower's request for changes."""
     return parse(follower_pb2.ChangesReply, message)
 
 

@@ -1,12 +1,13 @@
 """Formats of values on the wire, one class each: float32, float16, bfloat16 and int8.
 
-bfloat16 keeps the range of float32 and three decimal digits. int8 shares one scale per row, or per 256
-consecutive values of a dense array, and stores multiples of 1/127 of the largest magnitude:
+bfloat16 keeps the range of float32 and three decimal digits. int8 divides values into blocks: a row of a
+sparse table, or 256 consecutive values of a dense array. A block has one scale, and each value is stored as
+a multiple of it (a code from -127 to 127):
 
     scale of block 0 f32 | scale of block 1 ... | code of value 0 i8 | code of value 1 ...
     value = code * scale
 
-docs/wire.md says what happens to the rounding error. To add a format, add a class here, a number in
+docs/wire.md explains how rounding errors are treated. To add a format, add a class here, a number in
 protos/psfleet/v1/frame.proto, and a choice in psfleet.core.base.settings.kinds.
 """
 
@@ -36,11 +37,11 @@ from psfleet.core.net.v1 import frame_pb2
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 Draw = tuple[int, int, int]
-"""Table key, worker seat and push number, from which the random numbers of int8's rounding are derived."""
+"""Table key, worker seat and push number. int8's random rounding is a function of these three numbers."""
 
 SCALE_BLOCK = 256
-"""Values of a dense array that share a scale. Each server's part begins at a multiple of it."""
-# Narrowest row for int8: with a scale of 4 bytes, a narrower one needs no less than bfloat16.
+"""Number of values of a dense array that share a scale. Each server's slice begins at a multiple of this."""
+# Narrowest row for int8. A narrower row, with its scale of 4 bytes, would need no fewer bytes than bfloat16.
 _LEAST = 5
 _NO_SCALES = np.zeros(0, np.float32)
 
@@ -51,9 +52,9 @@ class CompressedValues:
 
     Attributes:
         format: Format of the values.
-        shape: [n, dim] for rows, each of which is a block, or [n] for a dense array.
+        shape: [n, dim] for rows, where each row is a block, or [n] for a dense array.
         scales: float32 [blocks]; empty if the format has no scales.
-        codes: One code for each value, flat.
+        codes: Flat array with a code for each value.
     """
 
     format: "WireFormat"
@@ -65,38 +66,45 @@ class CompressedValues:
     def over(
         buffer: NDArray[np.uint8], form: Precision | Format, shape: Sequence[int]
     ) -> "CompressedValues":
-        """Return a view of a buffer that contains, or will contain, values of this shape.
+        """Return the compressed values that a buffer contains, or will contain, without copying it.
 
-        The buffer must begin at a multiple of 4 bytes.
+        Args:
+            buffer: Memory that begins at a multiple of 4 bytes.
+            form: Format of the values.
+            shape: Shape of the values, [n, dim] or [n].
         """
         return FORMATS[form].over(buffer, tuple(shape))
 
     @staticmethod
     def size_of(form: Precision | Format, shape: Sequence[int]) -> int:
-        """Return the number of bytes for values of this shape."""
+        """Return the number of bytes that values of this shape need."""
         return FORMATS[form].size(shape)
 
     def pack(self, values: Floats) -> None:
-        """Compress contiguous values of this shape, rounding each to the nearest representable value."""
+        """Compress values of this shape into the buffer, each to the nearest representable value.
+
+        The array must be contiguous.
+        """
         self.format.encode(values.reshape(-1), self)
 
     def unpack(self, out: Floats | None = None) -> Floats:
-        """Return the values as float32 of this shape, written to `out` if it is given."""
+        """Return the decompressed values, as float32 of this shape. Writes them to `out` if it is given."""
         values = np.empty(self.shape, np.float32) if out is None else out
         self.format.decode(self, values.reshape(-1))
         return values
 
 
 class WireFormat(ABC):
-    """Format of values on the wire.
+    """Format in which values are sent.
 
     Attributes:
         name: Name of the format in settings.
         number: Number of the format in messages.
-        is_for_pulls: True if servers may send values in it; otherwise it is for gradients only.
-        has_elements: True if single elements of a dense gradient can travel in it, not only whole blocks.
-        is_finite: True if it cannot represent infinities and NaN.
-        has_feedback: True if the error of a dense gradient can be added to the next one.
+        is_for_pulls: True if servers may send values in this format, False if it is for gradients only.
+        has_elements: True if single elements of a dense gradient can be sent in this format, False if only
+            whole blocks can be.
+        is_finite: True if the format cannot represent infinities and NaN.
+        has_feedback: True if the rounding error of a dense gradient can be added to the next gradient.
     """
 
     name: ClassVar[Precision | Format]
@@ -108,15 +116,15 @@ class WireFormat(ABC):
 
     @abstractmethod
     def size(self, shape: Sequence[int]) -> int:
-        """Return the number of bytes for values of this shape."""
+        """Return the number of bytes that values of this shape need."""
 
     @abstractmethod
     def over(self, buffer: NDArray[np.uint8], shape: tuple[int, ...]) -> CompressedValues:
-        """Return a view of a buffer that contains, or will contain, values of this shape."""
+        """Return the compressed values that a buffer contains, or will contain, without copying it."""
 
     @abstractmethod
     def encode(self, values: Floats, out: CompressedValues) -> None:
-        """Compress values [n], rounding each to the nearest representable value."""
+        """Compress values [n] into `out`, each to the nearest representable value."""
 
     @abstractmethod
     def decode(self, compressed: CompressedValues, values: Floats) -> None:
@@ -127,20 +135,20 @@ class WireFormat(ABC):
 
         Args:
             compressed: The compressed values.
-            scale: Factor that the worker multiplied the values by; only float16 uses one.
+            scale: Factor that the worker multiplied the values by. Only float16 uses one.
             table: Name of the table, for errors.
 
         Raises:
-            FrameError: The scales or the factor are none that a worker sends.
+            FrameError: The factor, or a scale of a block, has a value that no worker sends.
         """
         del scale, table
         return compressed.unpack()
 
     def encode_rows(self, rows: Floats, ids: Ids, draw: Draw, out: CompressedValues) -> int | None:
-        """Compress rows [n, dim] of a gradient.
+        """Compress rows [n, dim] of a gradient into `out`.
 
-        Returns the index of the first row that the format cannot represent, or None if all rows were
-        written.
+        Returns:
+            Index of the first row that the format cannot represent, or None if all rows were compressed.
         """
         del ids, draw
         out.pack(rows)
@@ -149,27 +157,27 @@ class WireFormat(ABC):
     def encode_part(
         self, values: Floats, low: int, draw: Draw, rests: Floats | None, out: CompressedValues
     ) -> None:
-        """Compress values [n] of a dense gradient, from position `low` on.
+        """Compress a slice of a dense gradient into `out`.
 
         Args:
             values: float32 [n], finite if `is_finite`.
-            low: Position of the values in the dense array, a multiple of SCALE_BLOCK.
-            draw: Source of the random numbers.
-            rests: Rounding errors of earlier pushes [n], which are added and then replaced by those of this
-                push; None to round at random instead.
+            low: Position of the slice in the dense array, a multiple of SCALE_BLOCK.
+            draw: Numbers that determine the random rounding.
+            rests: Rounding errors of earlier pushes [n]. They are added to the values, and then replaced by
+                the errors of this push. None to round at random instead.
             out: Receives the compressed values.
         """
         del low, draw, rests
         out.pack(values)
 
     def for_width(self, width: int) -> Format:
-        """Return the format to use for a table with rows of this width when this format is requested."""
+        """Return the format to use when this format is requested for a table with rows of `width` values."""
         del width
         return cast(Format, self.name)
 
 
 class Float32Format(WireFormat):
-    """Uncompressed float32."""
+    """Uncompressed float32 values."""
 
     name = "float32"
     number = frame_pb2.PRECISION_FLOAT32
@@ -192,7 +200,7 @@ class Float32Format(WireFormat):
 
 
 class Float16Format(WireFormat):
-    """IEEE 754 binary16, for gradients that are scaled into its range."""
+    """IEEE 754 binary16. Used for gradients that the worker has multiplied by a scale to fit its range."""
 
     name: ClassVar[Precision | Format] = "float16"
     number = frame_pb2.PRECISION_FLOAT16
@@ -227,7 +235,7 @@ class Float16Format(WireFormat):
 
 
 class Bfloat16Format(Float16Format):
-    """Upper 16 bits of float32: the same range, with less precision."""
+    """Upper 16 bits of each float32: the same range with less precision."""
 
     name = "bfloat16"
     number = frame_pb2.PRECISION_BFLOAT16
@@ -244,11 +252,11 @@ class Bfloat16Format(Float16Format):
 
 
 class Int8Format(WireFormat):
-    """Multiples of a step; all values of a block share one step.
+    """int8 multiples of a scale, one scale for each block of values.
 
-    Gradients are rounded at random so that the rounding is right on average. The random numbers are a hash
-    of table, worker, number of the push, id and position, so a push that is sent again, from any process,
-    has the same bytes.
+    Gradients are rounded up or down at random, so that the average is right. The random numbers are a hash
+    of table, worker, number of the push, id and position. So a push has the same bytes when it is sent
+    again, even by another process.
     """
 
     name = "int8"
@@ -296,8 +304,8 @@ class Int8Format(WireFormat):
         if rests is not None:
             encode_int8_fed(values, rests, SCALE_BLOCK, out.scales, out.codes)
             return
-        # Blocks are rounded by the same kernel as rows, with the block's number in place of an id. The kernel
-        # needs whole blocks, so a shorter last block is padded with zeros in a copy.
+        # Blocks are rounded by the same kernel as rows, with the number of the block as the id. The kernel
+        # needs whole blocks, so a shorter last block is copied and padded with zeros.
         seed, whole = _rounding_seed(*draw), len(values) // SCALE_BLOCK
         block_numbers = low // SCALE_BLOCK + np.arange(len(out.scales), dtype=np.int64)
         end = whole * SCALE_BLOCK
@@ -318,7 +326,7 @@ class Int8Format(WireFormat):
 
 
 def _blocks(shape: Sequence[int]) -> int:
-    """Return the number of blocks, each with its own scale, of values of this shape."""
+    """Return the number of blocks that values of this shape have. Each block has its own scale."""
     return shape[0] if len(shape) == 2 else -(-shape[0] // SCALE_BLOCK)
 
 
@@ -335,6 +343,6 @@ def _rounding_seed(key: int, seat: int, number: int) -> np.uint64:
 FORMATS: dict[Precision | Format, WireFormat] = {
     form.name: form for form in (Float32Format(), Bfloat16Format(), Float16Format(), Int8Format())
 }
-"""Formats by name."""
+"""All formats by name."""
 NUMBERED: dict[int, WireFormat] = {form.number: form for form in FORMATS.values()}
-"""Formats by number."""
+"""All formats by their number in messages."""

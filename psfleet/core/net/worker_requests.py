@@ -1,7 +1,7 @@
 """Converts the requests of workers (join, leave, push, shrink) to events of a shard and back.
 
-The messages are declared in protos/psfleet/v1/shard.proto and the events in shard/events.py. Both exist
-because clients in other languages may send the messages, whereas the log stores the events.
+The messages are declared in protos/psfleet/v1/shard.proto and the events in shard/events.py. Requests have
+both forms because clients in other languages may send the messages, whereas the log stores the events.
 """
 
 from psfleet.core.base.errors import FrameError
@@ -14,7 +14,7 @@ from psfleet.core.net.v1.frame_pb2 import Header
 
 
 def write_join(join: Join) -> shard_pb2.JoinRequest:
-    """Return the message for a worker's incarnation that begins."""
+    """Return the message that a worker process sends to join, or to continue after a rest."""
     return shard_pb2.JoinRequest(
         worker=join.worker,
         incarnation=join.incarnation,
@@ -25,29 +25,29 @@ def write_join(join: Join) -> shard_pb2.JoinRequest:
 
 
 def read_join(message: shard_pb2.JoinRequest) -> Join:
-    """Return the event that a message requests.
+    """Return the join event for a worker's message.
 
     Raises:
-        FrameError: Its mode is unknown, or does not have these settings.
+        FrameError: The message's mode is unknown, or does not have these settings.
     """
     mode = read_mode_fields(message)
     return Join(message.worker, message.incarnation, mode, message.switch, message.last)
 
 
 def write_leave(leave: Leave) -> shard_pb2.LeaveRequest:
-    """Return the message of a worker that leaves, or rests at a collective."""
+    """Return the message that a worker sends to leave for good, or to rest while it waits for others."""
     return shard_pb2.LeaveRequest(
         worker=leave.worker, incarnation=leave.incarnation, last=leave.last, rest=leave.rest
     )
 
 
 def read_leave(message: shard_pb2.LeaveRequest) -> Leave:
-    """Return the event that a message requests."""
+    """Return the leave event for a worker's message."""
     return Leave(message.worker, message.incarnation, message.last, message.rest)
 
 
 def read_shrink(message: shard_pb2.ShrinkRequest) -> Shrink:
-    """Return the event that a message requests."""
+    """Return the event for a message that asks to remove rows from a table."""
     return Shrink(
         message.table,
         message.threshold if message.HasField("threshold") else None,
@@ -61,7 +61,7 @@ def read_shrink(message: shard_pb2.ShrinkRequest) -> Shrink:
 def write_withdrawal(request: bytes) -> bytes:
     """Return the message that withdraws a push: the push's message without its gradients and reads.
 
-    It keeps the push's number, so that the server's sequence of pushes has no gap.
+    It keeps the push's number, so that the worker's sequence of push numbers has no gap.
     """
     header = read_header(split(request)[1])
     for name in ("segments", "lane", "samples", "loss"):
@@ -73,16 +73,16 @@ def write_withdrawal(request: bytes) -> bytes:
 def read_push(
     header: Header, gradients: tuple[Gradient, ...], cut: tuple[int, int] | None = None
 ) -> Push:
-    """Return the push that a header describes.
+    """Return the push event for a worker's message.
 
     Args:
         header: Header of the message.
         gradients: Gradients of the message.
-        cut: Last snapshot that the worker has marked, and its last push in it; None for a push that was
-            accepted before.
+        cut: Number of the last snapshot that the worker has sent a mark for, and the number of its last push
+            in that snapshot. None for a push that was accepted before.
 
     Raises:
-        FrameError: The header withdraws the push, but there are gradients.
+        FrameError: The header withdraws the push, but the message has gradients.
     """
     if header.withdrawn and gradients:
         raise FrameError("the header says that the push is withdrawn, and it has gradients")

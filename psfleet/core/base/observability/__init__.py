@@ -1,1 +1,1 @@
-"""Metrics of a job, and the panels that are made of them."""
+"""Metrics of a job, and the panels (figures with meaning and advice) that are made of them."""

@@ -1,8 +1,8 @@
 """Metrics of a process: counting, converting to and from Prometheus' text format, and merging.
 
-A process provides its metrics without the labels job, role and rank. The launcher, which collects them,
-adds these. prometheus_client is imported only when metrics are requested, so that an unobserved job does
-not need it. The module does not import NumPy, because the launcher reads histograms too.
+A process provides its metrics without the labels job, role and rank. The launcher collects them and adds
+these labels. prometheus_client is imported only when metrics are requested, so a job without monitoring
+does not need it. The module does not import NumPy, because the launcher reads histograms too.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,21 +19,23 @@ _FIRST, _LAST = 14, 36  # exponents of the buckets shown: up to 2**14 ns = 16 us
 _SCALE = 64  # squared norms are counted in units of 2**-64
 PREFIX = "psfleet_"
 Values = float | Mapping[str, float]
-"""A single value, or values by the label's value."""
+"""A single value, or a value for each value of one label, such as each table."""
 # A larger staleness is rounded down to a power of two, which keeps the histogram small.
 _EXACT = 256
 
 
 @dataclass(slots=True)
 class LatencyHistogram:
-    """Histogram of durations by powers of two of a nanosecond. Code adds to it without a call:
+    """Histogram of durations, with buckets that are powers of two of a nanosecond.
+
+    Code adds a duration without a function call:
 
         spent = time.perf_counter_ns() - began
         latency.counts[spent.bit_length()] += 1
         latency.total += spent
 
-    There is no lock, which would cost more than the addition: two threads that count at the same moment may
-    lose one count.
+    There is no lock, which would cost more than the addition. Two threads that add at the same moment may
+    lose one duration.
 
     Attributes:
         counts: counts[i] is the number of durations from 2**(i-1) to below 2**i ns.
@@ -46,7 +48,7 @@ class LatencyHistogram:
     name: str = ""
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return cumulative counts by upper bound in seconds, as Prometheus expects them."""
+        """Return the number of durations up to each upper bound in seconds, as Prometheus expects them."""
         bounds = [
             (f"{2**index / 1e9:.6g}", float(sum(self.counts[: index + 1])))
             for index in range(_FIRST, _LAST + 1)
@@ -59,7 +61,7 @@ _FIRST_NORM, _LAST_NORM = -14, 14  # buckets that are shown: up to 2**-14, ..., 
 
 @dataclass(slots=True)
 class NormHistogram:
-    """Histogram of norms by powers of two. The measuring code adds to it without a call of Python:
+    """Histogram of norms, with buckets that are powers of two. Code adds a norm without a function call:
 
         norms.counts[int(square * norms.UNIT).bit_length()] += 1  # the square must be finite
         norms.total += square**0.5
@@ -75,7 +77,7 @@ class NormHistogram:
     total: float = 0.0
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return cumulative counts by upper bound, as Prometheus expects them."""
+        """Return the number of norms up to each upper bound, as Prometheus expects them."""
         bounds = [
             (f"{2.0**power:.10g}", float(sum(self.counts[: _SCALE + 2 * power + 1])))
             for power in range(_FIRST_NORM, _LAST_NORM + 1)
@@ -84,33 +86,40 @@ class NormHistogram:
 
 
 def counter(name: str, help: str, values: Values, label: str = "table") -> "Metric":
-    """Return a metric that only grows. Its name gets the suffix `_total`."""
+    """Return a metric that only grows. Its name gets the suffix `_total`.
+
+    Args:
+        name: Name of the metric without the prefix `psfleet_`.
+        help: Meaning of the metric.
+        values: A value, or a value for each value of the label.
+        label: Name of the label.
+    """
     from prometheus_client.core import CounterMetricFamily
 
     return _filled(CounterMetricFamily(PREFIX + name, help, labels=_labels(values, label)), values)
 
 
 def gauge(name: str, help: str, values: Values, label: str = "table") -> "Metric":
-    """Return a metric that goes up and down."""
+    """Return a metric that goes up and down. The arguments are those of `counter`."""
     from prometheus_client.core import GaugeMetricFamily
 
     return _filled(GaugeMetricFamily(PREFIX + name, help, labels=_labels(values, label)), values)
 
 
 def latency(name: str, help: str, durations: LatencyHistogram, **labels: str) -> "Metric":
-    """Return a histogram of durations in seconds."""
+    """Return a histogram metric of durations in seconds."""
     return histogram(name, help, durations.buckets(), durations.total / 1e9, **labels)
 
 
 def histogram(
     name: str, help: str, buckets: Iterable[tuple[str, float]], total: float, **labels: str
 ) -> "Metric":
-    """Return a histogram.
+    """Return a histogram metric.
 
     Args:
-        name: Name of the metric without the prefix.
+        name: Name of the metric without the prefix `psfleet_`.
         help: Meaning of the metric.
-        buckets: Upper bounds with the number of values up to each, the last with the bound `+Inf`.
+        buckets: For each upper bound, the number of values up to it. The last bound is `+Inf`.
         total: Sum of all values.
         labels: Labels of the metric.
     """
@@ -133,7 +142,7 @@ def _filled(family: "Metric", values: Values) -> "Metric":
 
 
 def encode(families: Iterable["Metric"]) -> bytes:
-    """Return metric families in Prometheus' text format."""
+    """Return metrics in Prometheus' text format."""
     from prometheus_client import generate_latest
 
     collector: Any = SimpleNamespace(collect=lambda: families)
@@ -141,7 +150,7 @@ def encode(families: Iterable["Metric"]) -> bytes:
 
 
 def decode(text: bytes, **labels: str) -> Iterator["Metric"]:
-    """Yield the metric families of a text, and add these labels to each sample.
+    """Yield the metrics in a text of Prometheus' format, and add these labels to each sample.
 
     Raises:
         ValueError: The text is not in Prometheus' format.
@@ -156,7 +165,7 @@ def decode(text: bytes, **labels: str) -> Iterator["Metric"]:
 
 
 def merge(families: Iterable["Metric"]) -> list["Metric"]:
-    """Join families of the same name to one, as the text format requires."""
+    """Join metrics of the same name, such as those of several processes, as the text format requires."""
     by_name: dict[str, Metric] = {}
     for family in families:
         if family.name in by_name:
@@ -174,7 +183,7 @@ class StalenessHistogram:
     pull and its push.
 
     Attributes:
-        counts: Number of pushes by staleness; from 256 on it is rounded down to a power of two.
+        counts: Number of pushes by staleness. A staleness of 256 or more is rounded down to a power of two.
     """
 
     counts: dict[int, int] = field(default_factory=dict)
@@ -183,15 +192,14 @@ class StalenessHistogram:
     _seen: dict[int, int] = field(default_factory=dict)
 
     def pulled(self, worker: int) -> None:
-        """Note that a pull of the worker is being answered."""
+        """Note that a pull of the worker is served now, with all pushes applied so far."""
         self._seen[worker] = self._applied - self._own.get(worker, 0)
 
     def pushed(self, worker: int) -> None:
-        """Count a push of the worker, which is being applied. Its staleness is the number of pushes by other
-        workers since this worker's last pull."""
+        """Note that a push of the worker is applied now, and count its staleness."""
         own_pushes = self._own.get(worker, 0)
         other_pushes = self._applied - own_pushes
-        # Pushes of others since the pull. A worker that has not pulled yet starts at 0.
+        # A worker that has not pulled yet starts with a staleness of 0.
         age = other_pushes - self._seen.setdefault(worker, other_pushes)
         bucket = age if age < _EXACT else 1 << (age.bit_length() - 1)
         self.counts[bucket] = self.counts.get(bucket, 0) + 1

@@ -1,7 +1,7 @@
-"""Values that a script logs with `fleet.log`: the newest by name, and an event file for TensorBoard.
+"""Values that a script logs with `fleet.log`. They become metrics, and may be written for TensorBoard.
 
-The newest values become metrics of this process. They are in module-level dictionaries, because heartbeats
-and metrics read them from other threads.
+The newest value of each name is in a module-level dictionary, because heartbeats and metrics read it from
+other threads.
 """
 
 import contextlib
@@ -17,16 +17,19 @@ from psfleet.core.base.settings.kinds import local_path
 _MOST = 100  # largest number of names: each is a series in every monitoring system
 _LONGEST = 100  # characters of the longest name
 NEWEST: dict[str, float] = {}
-"""Last value of each name that this process's script has logged. Any thread may read it."""
+"""Newest value of each name that this process's script has logged. Any thread may read it."""
 LAGS: dict[str, float] = {}
-"""Number of messages that this process is behind, by "TOPIC/PARTITION". Any thread may read it."""
+"""Number of messages of a topic that this process has not read yet, by "TOPIC/PARTITION".
+
+Any thread may read it.
+"""
 
 
 class EventFile:
-    """TensorBoard event file. Each `add` has written its values when it returns.
+    """TensorBoard event file. `add` writes its values to the file before it returns.
 
-    If the disk is full, values are lost and training goes on. tensorboardX's SummaryWriter is not used: it
-    would hold values back for two minutes in a thread, and lose them in a crash.
+    If the disk is full, values are lost and training continues. tensorboardX's SummaryWriter is not used: it
+    would keep values for two minutes in a thread, and lose them in a crash.
 
     Args:
         folder: Folder to create the file in.
@@ -45,7 +48,8 @@ class EventFile:
             ) from None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # The file's name begins with the present second; a process restarted within it has another id.
+            # The file's name begins with the present second. A process that is restarted within a second
+            # has a new id.
             self._file = EventsWriter(os.path.join(folder, "events"), f".{os.getpid()}")
         except OSError as error:
             raise ConfigError(
@@ -53,12 +57,12 @@ class EventFile:
             ) from None
 
     def add(self, values: Mapping[str, float], step: int, at: float | None = None) -> None:
-        """Add scalars of one moment.
+        """Add values of one moment.
 
         Args:
-            values: Scalars by tag.
-            step: Position on the axis of steps.
-            at: Seconds since the epoch, or None for now.
+            values: Values by tag.
+            step: Step to plot the values at.
+            at: Time in seconds since the epoch, or None for now.
         """
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
@@ -81,7 +85,7 @@ class LoggedValues:
     """Accepts the values that this process's script logs.
 
     Args:
-        folder: Returns the folder for TensorBoard's event file, or "" for none.
+        folder: Returns the folder for TensorBoard's event file, or "" to write none.
     """
 
     def __init__(self, folder: Callable[[], str]) -> None:
@@ -90,7 +94,7 @@ class LoggedValues:
         self._file: EventFile | None = None
 
     def log(self, name: str, value: Any, step: int) -> float:
-        """Record a value, and return it as a float.
+        """Record a value under a name, and return the value as a float.
 
         Raises:
             UsageError: Name, value or step is invalid, or there are too many names.
@@ -114,7 +118,7 @@ class LoggedValues:
         return number
 
     def close(self) -> None:
-        """Close the file. The next value opens a new one."""
+        """Close the event file. The next value opens a new one."""
         self._folder = None
         if self._file is not None:
             self._file.close()

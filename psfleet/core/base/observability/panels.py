@@ -1,8 +1,8 @@
-"""Panels: each shows one figure of a job, with its query, meaning, advice and perhaps an alert.
+"""Classes for panels: each shows one figure of a job, with its query, meaning, advice and perhaps an alert.
 
-A query is written once, as an Expression, and evaluated in two ways: as PromQL by Prometheus, and as Python
-over two looks at a job's metrics. So the page of a job shows the same figures as Grafana; a test compares
-the two. At the end are the functions that format numbers for people.
+A query is written once, as an Expression. Prometheus evaluates it as PromQL; the page of a job evaluates it
+in Python from two looks, the samples of a job's metrics at two moments. So the page shows the same figures
+as Grafana; a test compares the two. Functions that format numbers for people are at the end.
 
 training_panels.py and process_panels.py define the panels.
 """
@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 WINDOW = "1m"
-"""Interval of PromQL's rates. The page of a job takes rates between two looks instead."""
+"""Interval of PromQL's rates. The page of a job computes rates between two readings of metrics instead."""
 
-_LATEST = 5.0  # seconds by which a process's samples may be late before it counts as ended
+_LATEST = 5.0  # a process whose samples are this many seconds late is treated as ended
 
 Series = dict[tuple[str, ...], float]
-"""Values by the label values that a query keeps (`Expression.by`), in that order."""
+"""Result of a query: a value for each combination of the labels in `Expression.by`, in that order."""
 
 AGGREGATES: Mapping[str, Callable[[Iterable[float]], float]] = {
     "sum": sum,
@@ -29,17 +29,17 @@ AGGREGATES: Mapping[str, Callable[[Iterable[float]], float]] = {
 }
 
 READ_AT = "psfleet_read_timestamp_seconds"
-"""Metric with the time at which the other metrics of a process were read."""
+"""Name of the metric with the time when the other metrics of a process were read."""
 
 
 @dataclass
 class Look:
-    """The metric samples of a job at one moment.
+    """The samples of all metrics of a job at one moment.
 
     Attributes:
         at: Time in seconds since the epoch.
         samples: Labels and value of each sample, by name of the metric.
-        times: Time at which each process's samples were read, by role and rank. Samples of workers arrive
+        times: Time when the samples of each process were read, by role and rank. Samples of workers are sent
             with heartbeats, so they are a little older than the look.
     """
 
@@ -50,7 +50,7 @@ class Look:
     def select(
         self, metric: str, where: Mapping[str, str]
     ) -> list[tuple[Mapping[str, str], float]]:
-        """Return the samples of a metric that have these labels."""
+        """Return the samples of a metric that have all of these labels."""
         return [
             (labels, value)
             for labels, value in self.samples.get(metric, [])
@@ -58,13 +58,15 @@ class Look:
         ]
 
     def time_of(self, labels: Mapping[str, str]) -> float:
-        """Return the time at which a sample with these labels was read."""
+        """Return the time when a sample with these labels was read."""
         return self.times.get(_process(labels), self.at)
 
     def before(self, last: "Look", older: "Look") -> "Look":
-        """Return the look to compute rates against: `last`, or `older` for processes not read since.
+        """Return the samples of metrics (a *look*) to compute rates against, given two earlier looks.
 
-        A process without new samples for longer than that has ended, and gets no rates.
+        A rate needs two different readings of a process. A process that was not read again since `last` is
+        taken from `older`, all others from `last`. A process that was not read for 5 s has ended, and gets
+        no rates.
         """
         oldest = max(self.times.values(), default=0.0) - _LATEST
         times = self.times.items()
@@ -93,10 +95,10 @@ def _process(labels: Mapping[str, str]) -> tuple[str, str]:
 
 
 class Expression(abc.ABC):
-    """A query. Subclasses are frozen dataclasses, so that panels can be written as a table.
+    """A query of metrics. Subclasses are frozen dataclasses, so that panels can be written as a table.
 
     Attributes:
-        by: Labels that the result keeps.
+        by: Labels that the result keeps, such as ("table",) for one value per table.
     """
 
     by: tuple[str, ...]
@@ -106,13 +108,13 @@ class Expression(abc.ABC):
         """Return the query in PromQL.
 
         Args:
-            where: Further label matchers, as in `job="flights"`.
-            per_job: True for one result per job.
+            where: Further label matchers, such as `job="flights"`.
+            per_job: True to get one result per job.
         """
 
     @abc.abstractmethod
     def evaluate(self, now: Look, before: Look) -> Series:
-        """Return the result from two looks. Series that cannot be computed yet are left out."""
+        """Compute the result from two looks at the metrics. Leaves out values that cannot be computed yet."""
 
     @property
     @abc.abstractmethod
@@ -122,7 +124,7 @@ class Expression(abc.ABC):
 
 @dataclass(frozen=True)
 class _Single(Expression):
-    """Query of one metric, whose series are aggregated (usually summed) by labels."""
+    """Query of one metric. Samples with equal `by` labels are aggregated, usually summed."""
 
     metric: str
     by: tuple[str, ...] = ()
@@ -162,7 +164,7 @@ class Level(_Single):
 
 @dataclass(frozen=True)
 class Rate(_Single):
-    """Growth of a counter per second. A counter that decreased was reset to 0 by a restart."""
+    """Growth of a counter per second. If the counter has decreased, a restart has reset it to 0."""
 
     def promql(self, where: str = "", per_job: bool = False) -> str:
         return self._promql(where, per_job, f"rate({{}}[{WINDOW}])")
@@ -184,7 +186,7 @@ class Rate(_Single):
 
 @dataclass(frozen=True)
 class Age(_Single):
-    """Seconds since the time that a metric contains."""
+    """Seconds since the time that is the value of a metric."""
 
     aggregate: str = "max"
 
@@ -198,7 +200,7 @@ class Age(_Single):
 
 @dataclass(frozen=True)
 class Ratio(Expression):
-    """Quotient of two queries, series by series."""
+    """Quotient of two queries, for each combination of labels."""
 
     above: Expression
     below: Expression
@@ -220,13 +222,13 @@ class Ratio(Expression):
 
 
 def Mean(histogram: str, by: tuple[str, ...] = ()) -> Ratio:
-    """Return a query for the recent mean of a histogram."""
+    """Return a query for the recent mean of a histogram's values."""
     return Ratio(Rate(f"{histogram}_sum", by), Rate(f"{histogram}_count", by))
 
 
 @dataclass(frozen=True)
 class Skew(Expression):
-    """Ratio of the busiest series to the mean: 1 is even."""
+    """Ratio of the largest value of a query to the mean of its values. 1 means an even load."""
 
     of: Expression
     by: tuple[str, ...] = ()
@@ -247,7 +249,7 @@ class Skew(Expression):
 
 @dataclass(frozen=True)
 class Quantile(Expression):
-    """Value that the given share of a histogram's recent values did not exceed.
+    """Quantile of a histogram's recent values: the value that a share of them (0 to 1) does not exceed.
 
     Values within a bucket are assumed to be spread evenly, as in Prometheus' histogram_quantile.
     """
@@ -274,7 +276,10 @@ class Quantile(Expression):
 
 
 def _quantile(share: float, buckets: list[tuple[float, float]]) -> float:
-    """Return a quantile, given sorted cumulative counts by upper bound; the last bound is infinity."""
+    """Return a quantile from the number of values up to each bound, sorted by bound.
+
+    The last bound is infinite.
+    """
     rank = share * buckets[-1][1]
     if not rank:
         return math.nan
@@ -283,7 +288,7 @@ def _quantile(share: float, buckets: list[tuple[float, float]]) -> float:
         if count >= rank:
             break
         low, below = bound, count
-    # Nothing to interpolate in the last bucket, which has no upper bound.
+    # In the last bucket there is nothing to interpolate, because it has no upper bound.
     if math.isinf(bound) or bound <= 0:
         return low if math.isinf(bound) else bound
     return low + (bound - low) * (rank - below) / (count - below)
@@ -295,8 +300,8 @@ class Alert:
 
     Attributes:
         name: Name of the alert.
-        when: Condition on the panel's query, as in `> 0.9`.
-        lasts: Time for which the condition must hold.
+        when: Condition on the result of the panel's query, such as `> 0.9`.
+        lasts: Time that the condition must hold before the alert fires.
         severity: `warning` or `critical`.
     """
 
@@ -308,15 +313,15 @@ class Alert:
 
 @dataclass(frozen=True)
 class Panel:
-    """Figure of a job.
+    """A figure of a job that is shown to users.
 
     Attributes:
         title: Title of the panel.
-        unit: Unit of Grafana: `s`, `bytes`, `short`, `percentunit`, `cps` (per second), `Bps`, `none` (a
-            value whose fourth digit counts, such as a loss).
-        query: Query of the figure.
+        unit: Unit of Grafana: `s`, `bytes`, `short`, `percentunit`, `cps` (per second), `Bps`, or `none`
+            for a value that needs four digits, such as a loss.
+        query: Query that computes the figure.
         meaning: Meaning of the figure, for the user.
-        advice: Action for the user if the figure is bad.
+        advice: Advice to the user if the figure is bad.
         alert: Alert on the query, or None.
         section: Title of its section on the page.
     """
@@ -331,7 +336,7 @@ class Panel:
 
 
 def section(title: str, *panels: Panel) -> tuple[Panel, ...]:
-    """Return the panels with the title of their section."""
+    """Return the panels, each with the title of their section."""
     return tuple(replace(panel, section=title) for panel in panels)
 
 
@@ -339,7 +344,7 @@ _COUNTS, _BYTES = ("", "k", "M", "G", "T"), ("B", "KiB", "MiB", "GiB", "TiB", "P
 
 
 def _digits(value: float, count: int = 3) -> str:
-    """Return the number with `count` significant digits and no trailing zeros; `1.2e-7` below a millionth."""
+    """Return a number with `count` significant digits, without trailing zeros, such as `12.5` or `1.2e-7`."""
     rounded = float(f"{value:.{count - 1}e}")
     if rounded and abs(rounded) < 1e-6:
         mantissa, _, power = f"{rounded:.{count - 1}e}".partition("e")
@@ -380,16 +385,16 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {
 def number_text(value: float, unit: str) -> str:
     """Return a number as a person reads it: `13.5 k/s`, `205 MiB`, `47.3 %`, `12.5 ms`.
 
-    The screen, `psfleet top`, page and report all use this. charts.js, which draws the charts in a browser,
-    implements the same rules in JavaScript; a test compares the two.
+    The screen, `psfleet top`, page and report all use this function. charts.js, which draws the charts in a
+    browser, implements the same rules in JavaScript; a test compares the two.
 
     Args:
         value: The number.
-        unit: Unit of a panel.
+        unit: Unit of a panel (`Panel.unit`).
     """
     return _FORMATS[unit](value)
 
 
 def rate_text(value: float, things: str) -> str:
-    """Return `13.5 k steps/s` for 13,500 steps in a second."""
+    """Return a rate as a text. `rate_text(13500, "steps")` is `13.5 k steps/s`."""
     return f"{number_text(value, 'short')} {things}/s"

@@ -1,4 +1,4 @@
-"""Panels about processes: memory, load, deaths and traffic; and the table of all panels.
+"""Panels about processes: memory, load, deaths and traffic. Also has PANELS, the table of all panels.
 
 Each Panel has a query, its meaning and advice; panels.py explains the classes. Run tools/generate_panels.py
 after a change, because the Grafana dashboard, the alert rules and docs/watch.md are generated from PANELS.
@@ -120,7 +120,7 @@ _SKEW = section(
         Skew(Rate("psfleet_received_bytes_total", _EACH)),
         "Bytes that the busiest server gets, divided by the mean; 1 is even.",
         "Above 1.5 a few hot ids or one large dense table lie on one server.",
-        # Of two servers, one that gets everything has twice the mean.
+        # The skew of two servers is at most 2: one gets everything, which is twice the mean.
         Alert("PsfleetSkewedServers", "> 1.5", "10m"),
     ),
     Panel(
@@ -265,7 +265,7 @@ _RELIABILITY = section(
         Level("psfleet_standby_queued_bytes", _EACH),
         "Records of a server that are not on their way to its standby yet; at 256 MiB pushes wait.",
         "The standby's machine or the network is too slow.",
-        # A quarter of that.
+        # 64 MiB, a quarter of the size at which pushes wait.
         Alert("PsfleetStandbyBehind", "> 67108864", "5m"),
     ),
     Panel(
@@ -345,8 +345,8 @@ _WIRE = section(
 PROCESSES: tuple[Panel, ...] = (*_MEMORY, *_SKEW, *_RELIABILITY, *_WIRE)
 
 PANELS: tuple[Panel, ...] = (*TRAINING, *PROCESSES)
-"""All panels, in the order in which an operator would ask the questions.
+"""All panels, in the order in which an operator would look at them.
 
-The page of a job, the Grafana dashboard, the alert rules and docs/watch.md are made from it
-(tools/generate_panels.py), and a test sends every query to a real Prometheus.
+The page of a job, the Grafana dashboard, the alert rules and docs/watch.md are generated from this table
+(tools/generate_panels.py). A test sends every query to a real Prometheus.
 """

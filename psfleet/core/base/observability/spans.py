@@ -1,8 +1,8 @@
-"""Spans of pushes, made and sent with OpenTelemetry.
+"""Records spans of pushes with OpenTelemetry and sends them to a collector.
 
-A span records one step of a push on its way: the worker's call, the server's handling, and parts of it. The
-context of a span travels with the call (`traceparent`), so that a collector can join the spans of all
-processes to one trace. Only processes that trace import this module (see tracing.py).
+A span records the time of one step of a push: the worker's call, the server's handling, and parts of it. Each
+call carries the context of its span (`traceparent`), so that a collector can join the spans of all processes
+to one trace. Only processes that trace import this module (see tracing.py).
 """
 
 import os
@@ -28,7 +28,7 @@ class Tracing:
     """Creates the spans of one process, and sends them to a collector from a thread of its own.
 
     The tracer provider is not registered globally, because the global one belongs to the script. OTEL_*
-    variables configure it further; OTEL_TRACES_SAMPLER, for example, selects the pushes to trace.
+    variables configure it further; for example, OTEL_TRACES_SAMPLER selects the pushes to trace.
 
     Args:
         url: URL of the collector.
@@ -48,9 +48,9 @@ class Tracing:
         )
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{url}/v1/traces")))
         self.tracer = self._provider.get_tracer("psfleet")
-        # The exporter waits 10 s for an answer, or as long as OTEL_EXPORTER_OTLP_TIMEOUT says. In a daemon
-        # thread this wait does not delay the end of the process. The thread starts here, because `close` may
-        # run at the exit of the interpreter, when Python 3.12 starts no more threads.
+        # The exporter waits 10 s for a reply, or as long as OTEL_EXPORTER_OTLP_TIMEOUT says. In a daemon
+        # thread, this wait does not delay the end of the process. The thread is started here, because
+        # `close` may run when the interpreter exits, and Python 3.12 starts no threads then.
         self._is_ending = threading.Event()
         self._sender = ServiceThread(self._send_last, "last spans")
         self._sender.start()
@@ -58,22 +58,27 @@ class Tracing:
     def serving(
         self, method: str, caller: str, attributes: dict[str, str | int]
     ) -> AbstractContextManager[Span]:
-        """Begin a server's span of a call, which `child` finds. An exception in the block fails it.
+        """Begin a server's span of a call, for a `with` block. It is this thread's current span in the block.
+
+        If an exception leaves the block, the span is marked as failed.
 
         Args:
             method: Name of the call.
-            caller: Context of the caller's span (`traceparent`). An unreadable one is ignored.
+            caller: Context of the caller's span (`traceparent`). A context that cannot be read is ignored.
             attributes: Attributes of the span.
         """
         parent = _W3C.extract({_FIELD: caller}, Context())
         return self.tracer.start_as_current_span(method, parent, SpanKind.SERVER, attributes)
 
     def child(self, name: str) -> Span | None:
-        """Begin a span within the traced push that this thread handles, or return None if there is none."""
+        """Begin a span within this thread's current span.
+
+        Returns None if this thread handles no traced push.
+        """
         return self.tracer.start_span(name) if get_current_span().is_recording() else None
 
     def close(self) -> None:
-        """Send the spans that have ended, within 2 s. Open spans are lost."""
+        """Send the spans that have ended, waiting at most 2 s. Spans that have not ended are lost."""
         self._is_ending.set()
         self._sender.join(_LAST_SECONDS)
 
@@ -83,7 +88,7 @@ class Tracing:
 
 
 def traceparent(span: Span) -> str:
-    """Return the context of a span for another process, or "" if the span is not recorded."""
+    """Return the context of a span, to be sent to another process, or "" if the span is not recorded."""
     carrier: dict[str, str] = {}
     if span.is_recording():
         _W3C.inject(carrier, set_span_in_context(span))

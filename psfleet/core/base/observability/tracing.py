@@ -1,4 +1,4 @@
-"""Switch of push tracing. OpenTelemetry is imported only if this process traces."""
+"""Turns on the tracing of pushes. OpenTelemetry is imported only if this process traces."""
 
 import importlib.util
 from typing import TYPE_CHECKING
@@ -16,8 +16,10 @@ _NEEDED = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
 def check_tracing(url: str) -> None:
     """Check that OpenTelemetry is installed, without importing it.
 
+    `url`: URL of the collector, for the error.
+
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: OpenTelemetry is not installed.
     """
     try:
         is_missing = any(importlib.util.find_spec(name) is None for name in _NEEDED)
@@ -28,7 +30,7 @@ def check_tracing(url: str) -> None:
 
 
 def open_tracing(environment: Environment) -> "Tracing | None":
-    """Return the tracing of this process, or None if it does not trace.
+    """Start the tracing of this process, or return None if the setting `trace` is empty.
 
     Raises:
         ConfigError: OpenTelemetry is not installed.

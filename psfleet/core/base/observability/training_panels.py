@@ -1,4 +1,4 @@
-"""Panels about training: its speed, slow workers, stale gradients, and whether numbers are sound.
+"""Panels about training: its speed, slow workers, stale gradients, and NaN or infinite values.
 
 Each Panel has a query, its meaning and advice; panels.py explains the classes.
 """
@@ -150,7 +150,8 @@ _NUMBERS = section(
 def _share(name: str) -> Ratio:
     """Return a query for the share of the workers' time that they spend on one activity.
 
-    A wait is counted when it ends, so one that lasts longer than a look exceeds 100 % of that look.
+    A wait is counted when it ends. So a wait that is longer than the time between two readings shows as more
+    than 100 %.
     """
     part = Rate(f"psfleet_worker_{name}_seconds_total", _EACH)
     return Ratio(part, Rate("psfleet_worker_seconds_total", _EACH))

@@ -1,1 +1,1 @@
-"""Settings: each is declared once, in the group that it belongs to."""
+"""Settings of psfleet. Each is declared once; flags, variables and job-file keys follow from that."""

@@ -6,12 +6,12 @@
             0.0, "Go on without a worker that was silent for so long", SECONDS,
             names="--dead-after PSFLEET_DEAD_AFTER workers.dead_after")
 
-Type, default, limits and help text are written there and nowhere else. The flags of commands
-(psfleet_launch.commands.options), environment variables, keys of job files, checks and docs/settings.md
-follow from them.
+Type, default, limits and help text are written only there. Flags of commands
+(psfleet_launch.commands.options), environment variables, keys of job files, checks and docs/settings.md are
+derived from them.
 
-pydantic-settings or msgspec could replace only this file, and their messages name the field of a model.
-Ours name the flag, variable or key that the user has written.
+pydantic-settings or msgspec could replace only this file. They are not used because their messages name the
+field of a model. The messages here name the flag, variable or key that the user has written.
 """
 
 import dataclasses
@@ -35,13 +35,13 @@ class Setting:
         kind: Kind of its values.
         default: Default value, or dataclasses.MISSING if a value must be given.
         help: Meaning, as a sentence without a full stop.
-        flag: Flag of a command, or empty. `--no-x` switches off what is on by default.
+        flag: Flag of a command, or empty. `--no-x` switches off a setting that is on by default.
         env: Environment variable, or empty.
-        synonyms: Variables of the reference framework with the same meaning; `env` takes precedence.
+        synonyms: Variables of the reference framework with the same meaning. `env` takes precedence.
         key: Key in a job file as `table.key`, or empty.
         metavar: Name of the value in help texts, or empty to derive it from the kind.
         least, most: Bounds of a number.
-        wanted: Requirement of the value in words, if the bounds alone do not say it well.
+        wanted: Allowed values in words, if the bounds alone do not describe them well.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Setting:
     wanted: str = ""
 
     def parse(self, text: str, source: str) -> Any:
-        """Return the value of a text from a flag or a variable.
+        """Return the value of this setting in a text, which comes from a flag or a variable.
 
         `source`: Name of the flag or variable, for messages.
 
@@ -76,7 +76,9 @@ class Setting:
         return value
 
     def take(self, value: Any, source: str) -> Any:
-        """Return the value of an entry of a file.
+        """Return the value of this setting for a value in a file (TOML or JSON).
+
+        `source`: Name of the key, for messages.
 
         Raises:
             ConfigError: The value is of another kind, or out of bounds.
@@ -86,7 +88,7 @@ class Setting:
         if not self.kind.fits(value):
             raise _wrong(source, value, self.kind.wanted)
         self.check(value, source)
-        # A number without a unit: the parser decides whether that is allowed.
+        # A number for a setting that has a unit: the parser decides whether the unit may be left out.
         if self.kind.has_unit:
             try:
                 return self.kind.parse(str(value))
@@ -95,7 +97,7 @@ class Setting:
         return tuple(value) if isinstance(value, list) else value
 
     def check(self, value: Any, source: str) -> None:
-        """Raise an error if a value is not among the choices, or out of bounds.
+        """Check that a value is one of the choices, and within the bounds.
 
         Raises:
             ConfigError: The value is not allowed.
@@ -126,9 +128,9 @@ def setting(
     Args:
         default: Default value.
         help: Meaning, as a sentence without a full stop.
-        kind: Kind of its values, if the annotation does not determine it.
-        names: Names of the setting, told apart by their form: `--flag`, `VARIABLE`, then its synonyms, and
-            `table.key`.
+        kind: Kind of the values, if the annotation does not determine it.
+        names: Names of the setting, separated by spaces. A name `--x` is a flag, and `table.key` is a key of
+            job files. The first other name is the environment variable, and all further ones its synonyms.
         attributes: Further attributes of `Setting`.
     """
     parts: dict[str, Any] = {"synonyms": ()}
@@ -149,7 +151,7 @@ def setting(
 def settings_of(group: Any) -> tuple[Setting, ...]:
     """Return the settings that a dataclass declares or inherits, in order.
 
-    A class with a method `settings()` lists them itself.
+    If the class has a method `settings()`, that method lists them.
     """
     return tuple(group.settings()) if hasattr(group, "settings") else _declared(group)
 
@@ -170,7 +172,7 @@ def _declared(group: Any) -> tuple[Setting, ...]:
 
 
 def check(item: Any, source: Callable[[Setting], str]) -> None:
-    """Check all settings of a dataclass.
+    """Check the values of all settings of a dataclass.
 
     `source`: Returns the name of a setting, for messages.
 
@@ -182,7 +184,14 @@ def check(item: Any, source: Callable[[Setting], str]) -> None:
 
 
 def from_variables(group: type, variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of a group's settings whose variables are set and not empty.
+    """Return the values of those settings of a group whose variables are set and not empty.
+
+    Args:
+        group: Dataclass that declares the settings.
+        variables: Environment variables.
+
+    Returns:
+        Values by the name of the field.
 
     Raises:
         ConfigError: A value is not allowed.
@@ -195,7 +204,7 @@ def from_variables(group: type, variables: Mapping[str, str]) -> dict[str, Any]:
 
 
 def from_variable(group: type, name: str, variables: Mapping[str, str]) -> Any:
-    """Return the value of one setting of a group. Variables of other settings are not checked.
+    """Return the value of one setting of a group, or its default. Does not check variables of other settings.
 
     Raises:
         ConfigError: The value is not allowed.
@@ -206,14 +215,15 @@ def from_variable(group: type, name: str, variables: Mapping[str, str]) -> Any:
 
 
 def _variable(declared: Setting, variables: Mapping[str, str]) -> str:
-    """Return the name of the variable that is set for this setting, or "" if none is."""
+    """Return the name of the variable, own or synonym, that is set for this setting, or "" if none is."""
     return next(filter(variables.get, (declared.env, *declared.synonyms)), "")
 
 
 def to_variables(item: Any, *groups: type) -> dict[str, str]:
     """Return the settings of these groups as environment variables for another process.
 
-    Defaults are left out, unless the process could inherit a synonym with another value.
+    Settings with default values are left out, except for those with synonyms: the other process could
+    inherit a synonym with another value.
     """
     return {
         declared.env: declared.kind.text(value)
@@ -225,9 +235,12 @@ def to_variables(item: Any, *groups: type) -> dict[str, str]:
 
 
 def from_tables(group: type, tables: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the values of a group's settings that are in the tables of a file.
+    """Return the values of those settings of a group that a file contains, by the name of the field.
 
-    `where`: Name of the file, for messages.
+    Args:
+        group: Dataclass that declares the settings.
+        tables: Tables of the file.
+        where: Name of the file, for messages.
 
     Raises:
         ConfigError: A value is not allowed.

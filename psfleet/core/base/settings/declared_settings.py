@@ -1,10 +1,14 @@
-"""Settings of processes and jobs, and the limits of a server's load, grouped by who sets them.
+"""Declares the settings of psfleet, and the limits of a server's load, grouped by who sets them.
 
-FleetSettings and StageSettings are the role of one process, JobSettings are shared by all processes of a
-job, ProcessSettings are chosen by the launcher for one process, and UserSettings come from the user's
-environment. ServerLimits protects a server from a single caller that would take all of it; one variable
-contains all limits (PSFLEET_LIMITS: `tables=20000,message=67108864`). declaration.py explains how flags,
-variables and documentation follow from these fields. A new setting is one field in one of these classes.
+- FleetSettings and StageSettings: the role of one process.
+- JobSettings: shared by all processes of a job.
+- ProcessSettings: chosen by the launcher for one process.
+- UserSettings: from the user's environment.
+- ServerLimits: limits that keep one caller from using up a server. One variable has all limits,
+  as in `PSFLEET_LIMITS=tables=20000,message=67108864`.
+
+To add a setting, add a field to one of these classes. declaration.py explains how flags, variables and
+documentation are derived from the fields.
 """
 
 from dataclasses import dataclass
@@ -44,7 +48,7 @@ _ROLE = SettingKind(
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits on the load of one server."""
+    """Limits that keep a caller from using up a server. Requests beyond them are refused or wait."""
 
     message: int = setting(
         _LARGEST_MESSAGE,
@@ -83,7 +87,7 @@ class ServerLimits:
 
     @classmethod
     def read(cls, text: str) -> "ServerLimits":
-        """Return the limits in PSFLEET_LIMITS. Limits that it does not name keep their defaults.
+        """Parse the text of PSFLEET_LIMITS. Limits that are not in the text keep their defaults.
 
         Raises:
             ConfigError: A name is unknown, or a value is not allowed.
@@ -102,7 +106,7 @@ class ServerLimits:
 
     @property
     def text(self) -> str:
-        """Limits that differ from their defaults, as `read` accepts them."""
+        """Text for PSFLEET_LIMITS with those limits that differ from their defaults."""
         values = {
             declared.name: (getattr(self, declared.name), declared.default)
             for declared in settings_of(type(self))
@@ -120,7 +124,10 @@ _LIMITS = SettingKind(
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """Role of this process and its fleet. A `role` of None means no fleet: the process trains embedded."""
+    """Role of this process, and the fleet it belongs to.
+
+    If `role` is None, it trains alone, without servers.
+    """
 
     role: Literal["server", "worker"] | None = setting(
         None, "Role of this process", _ROLE, names="PSFLEET_ROLE TRAINING_ROLE"
@@ -159,7 +166,7 @@ class FleetSettings:
 
 @dataclass(frozen=True)
 class StageSettings:
-    """Part of a worker that this process runs, if the model is split into pipeline stages."""
+    """Pipeline stage that this process runs, if the model of a worker is split into stages."""
 
     stage: int = setting(0, "Index of this stage of its worker, from 0", names="PSFLEET_STAGE")
     stages: int = setting(
@@ -182,7 +189,7 @@ class StageSettings:
 
 @dataclass(frozen=True)
 class JobSettings:
-    """Settings of a whole job. The launcher passes them to every process of the job."""
+    """Settings of a whole job, from `psfleet-launch` or a job file. Every process of the job gets them."""
 
     durability: str = setting(
         "none",
@@ -299,7 +306,7 @@ class JobSettings:
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """Settings that the launcher chooses for one process: its name, paths and descriptors."""
+    """Settings of a single process, chosen by the launcher: its name, paths and file descriptors."""
 
     job: str = setting("", "Name of the job; a log of another job is refused", names="PSFLEET_JOB")
     log_folder: str = setting("", "Folder of the servers' logs", FOLDER, names="PSFLEET_LOG_FOLDER")
@@ -374,7 +381,7 @@ class LogSettings:
 
 @dataclass(frozen=True)
 class UserSettings(LogSettings, NumberSettings):
-    """Settings that users make only with variables. The launcher passes them on from its own environment."""
+    """Settings that users make with environment variables only. The launcher passes its own values on."""
 
     strategy: str = setting(
         "", "Strategy as JSON; overrides the script's DistributedStrategy", names="PSFLEET_STRATEGY"
@@ -417,7 +424,7 @@ class UserSettings(LogSettings, NumberSettings):
 
 @dataclass(frozen=True)
 class FaultSettings:
-    """Faults that tests and `psfleet-launch --chaos` request from a process."""
+    """Faults that tests and `psfleet-launch --chaos` make a process simulate."""
 
     chaos: str = setting("", "Faults for this process to make, as JSON", names="PSFLEET_CHAOS")
     crash: CrashPoint | None = setting(

@@ -1,9 +1,8 @@
 """Reads the environment variables of psfleet: the role of this process, its fleet and its settings.
 
-This is the only module that reads them. They are declared in declared_settings.py and listed in
-docs/settings.md. Names of the reference framework are accepted as synonyms, and PSFLEET_* takes precedence.
-The launcher sets the variables of a job's processes, and passes on only the UserSettings of its own
-environment.
+Only this module reads them. They are declared in declared_settings.py and listed in docs/settings.md.
+Variables of the reference framework (PADDLE_*) are accepted as synonyms, and PSFLEET_* takes precedence. The
+launcher sets the variables of a job's processes, and passes on only the UserSettings of its own environment.
 """
 
 import dataclasses
@@ -35,9 +34,10 @@ _SIZES = (
     "PADDLE_TRAINERS_NUM",
     "PSFLEET_WORKERS",
 )
-"""Variables of other launchers (torchrun, mpirun, paddle) with the number of processes that they started."""
-# PSFLEET_* variables that are no settings: those of tests, benchmarks, docker-compose.yml and the launcher's
-# mark of its processes, and those that Kubernetes creates for a service whose name begins with psfleet.
+"""Variables in which other launchers (torchrun, mpirun, paddle) give the number of processes they started."""
+# PSFLEET_* variables that are not settings. The first line: variables of tests, benchmarks,
+# docker-compose.yml, and the launcher's mark on its processes. The second line: variables that Kubernetes
+# creates for a service whose name begins with psfleet.
 _OTHERS = re.compile(
     r"PSFLEET_((TEST|TORTURE|CALL_PATH|IMAGE|SCRIPT|JOB_ID|(SERVER|WORKER)_(CORES|MEMORY))(_.*)?"
     r"|(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_.*)?))"
@@ -46,7 +46,7 @@ _OTHERS = re.compile(
 
 @dataclass(frozen=True)
 class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, FleetSettings):
-    """Settings of this process from its environment. `role` is None outside of a fleet."""
+    """Settings of this process, read from environment variables. `role` is None outside of a fleet."""
 
     def __post_init__(self) -> None:
         if self.role is None:
@@ -80,23 +80,23 @@ class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, Fle
 
     @property
     def keeps_log(self) -> bool:
-        """True if servers keep logs, so that each can be restarted on its own."""
+        """True if servers write logs, so that a single server can be restarted."""
         return self.durability in ("log", "log+fsync")
 
     @property
     def snapshot_folder(self) -> str:
-        """Folder in which server 0 keeps the job's snapshots, or empty if there is none."""
+        """Local folder where server 0 keeps the job's snapshots, or empty if there is none."""
         beside = os.path.join(self.log_folder, "snapshots") if self.log_folder else ""
         return self.snapshots or beside
 
     @property
     def snapshot_place(self) -> str:
-        """Folder or URL in which the job keeps its snapshots, or empty if there is none."""
+        """Folder or URL where the job keeps its snapshots, or empty if there is none."""
         return self.snapshot_store or self.snapshot_folder
 
     @property
     def event_folder(self) -> str:
-        """Folder for the TensorBoard event files of this process, or empty if it writes none."""
+        """Folder for this process's TensorBoard event files, or empty if it writes none."""
         if not self.tensorboard:
             return ""
         name = f"{self.role or 'worker'}.{self.seat.rank}"
@@ -131,10 +131,10 @@ class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, Fle
 
     @property
     def seat(self) -> "Environment":
-        """Settings of this process as servers see it.
+        """These settings as servers see the process: each pipeline stage of a worker is a worker.
 
-        To them each process of a worker is a worker of its own: a fleet of 2 workers with 3 processes each
-        has 6 seats.
+        For example, a fleet of 2 workers with 3 stage processes each has 6 workers for the servers, with
+        ranks (*seats*) 0 to 5.
         """
         copies = self.stage_copies or (1,) * self.stages
         own_index = sum(copies[: self.stage]) + self.copy
@@ -151,7 +151,7 @@ class Environment(ProcessSettings, UserSettings, JobSettings, StageSettings, Fle
 
 
 def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
-    """Return the role and the fleet that the variables describe.
+    """Return the settings of this process according to environment variables.
 
     Raises:
         ConfigError: A value is missing, of the wrong kind or out of range.
@@ -166,7 +166,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
             tensorboard=from_variable(JobSettings, "tensorboard", variables),
         )
     other_rank_variable = "PADDLE_PSERVER_ID" if role == "worker" else "PADDLE_TRAINER_ID"
-    # The reference has a variable of the rank for each role. The one of the other role must not count.
+    # The reference has a variable of the rank for each role. Ignore the variable of the other role.
     values = from_variables(Environment, {**variables, other_rank_variable: ""})
     for endpoint in values.get("servers", ()):
         check_endpoint(endpoint)
@@ -180,7 +180,11 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
 def reader_environment(
     servers: Sequence[str], variables: Mapping[str, str] = os.environ
 ) -> Environment:
-    """Return the settings of a process outside of the fleet, with the endpoints of the fleet's servers.
+    """Return the settings of a process that connects to a fleet without a role in it.
+
+    Args:
+        servers: Endpoints of the fleet's servers.
+        variables: Environment variables.
 
     Raises:
         ConfigError: A value is not allowed.
@@ -191,9 +195,9 @@ def reader_environment(
 
 
 def _check_no_fleet(variables: Mapping[str, str]) -> None:
-    """Raise an error if there is no role, but servers are named or several processes were started.
+    """Raise an error if there is no role, but the variables name servers or several processes were started.
 
-    Each process would silently train a copy of the model of its own.
+    Without this check, each process would silently train its own copy of the model.
     """
     for name in ("PSFLEET_SERVERS", "PADDLE_PSERVERS_IP_PORT_LIST"):
         if variables.get(name):
@@ -212,7 +216,7 @@ def _check_no_fleet(variables: Mapping[str, str]) -> None:
 
 
 def unknown_variables(variables: Mapping[str, str] = os.environ) -> list[str]:
-    """Return a sentence for each variable that begins with PSFLEET_ and is not read by anything."""
+    """Return a sentence for each variable that begins with PSFLEET_ and that psfleet does not know."""
     groups = (Environment, FaultSettings)
     known = [
         declared.env.removeprefix("PSFLEET_") for group in groups for declared in settings_of(group)
@@ -229,10 +233,10 @@ def unknown_variables(variables: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def check_alone(variables: Mapping[str, str] = os.environ) -> None:
-    """Raise an error if a process trains alone although its environment describes a fleet.
+    """Check that this process is to train alone. Called when a script has not called `fleet.init()`.
 
     Raises:
-        ConfigError: It does; the script should have called `fleet.init()`.
+        ConfigError: The environment describes a fleet.
     """
     here = read_environment(variables)
     if here.role is not None:
@@ -245,22 +249,22 @@ def check_alone(variables: Mapping[str, str] = os.environ) -> None:
 
 
 def on_nan() -> str:
-    """Return the policy for a loss or a gradient that is not finite: say, stop, skip or ignore.
+    """Return the policy for a loss or gradient that is NaN or infinite: say, stop, skip or ignore.
 
     Raises:
-        ConfigError: PSFLEET_ON_NAN is something else.
+        ConfigError: PSFLEET_ON_NAN has another value.
     """
     return str(from_variable(UserSettings, "on_nan", os.environ) or "say")
 
 
 def threads() -> int:
-    """Return the number of BLAS threads (OMP_NUM_THREADS, which the launcher sets), or 1 if it is not set."""
+    """Return the number of BLAS threads in OMP_NUM_THREADS, which the launcher sets. 1 if it is not set."""
     text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return max(int(text), 1) if text.isdecimal() else 1
 
 
 def _check_workers(variables: Mapping[str, str], values: Mapping[str, Any]) -> None:
-    """Raise an error if the reference's variables lack the number of workers, as the reference does."""
+    """Check that PADDLE_* variables that give a role also give the number of workers."""
     if "workers" not in values and not variables.get("PSFLEET_ROLE"):
         raise ConfigError(
             f"TRAINING_ROLE is {variables.get('TRAINING_ROLE')!r} and PADDLE_TRAINERS_NUM is not set; set it "
@@ -269,10 +273,11 @@ def _check_workers(variables: Mapping[str, str], values: Mapping[str, Any]) -> N
 
 
 def _own_rank(variables: Mapping[str, str], role: str, values: Mapping[str, Any]) -> int:
-    """Return the rank of a process that has no variable for it, if it follows from the address or count.
+    """Return the rank of a process that has no rank variable, from its address or the number of processes.
 
     Raises:
-        ConfigError: It does not follow. If two processes guessed, both would take rank 0.
+        ConfigError: The rank does not follow from them. It is not guessed, because two processes would then
+            both take rank 0.
     """
     servers = values["servers"]
     own_address = f"{variables.get('POD_IP', '')}:{variables.get('PADDLE_PORT', '')}"

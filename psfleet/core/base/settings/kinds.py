@@ -1,8 +1,8 @@
-"""Kinds of setting values: how each is written in a flag or variable, and in a file; and lists of choices.
+"""Kinds of setting values, their forms in flags, variables and files, and names to choose from.
 
 A SettingKind parses a text, checks a value from a TOML or JSON file, and turns a value back into text for
 the variables of another process. Add a kind here if settings need a new form, such as "5min" or "8G".
-Parsers raise ValueError; declaration.py makes the message, which names the flag, variable or key.
+Parsers raise ValueError. declaration.py turns that into a message with the name of the flag, variable or key.
 """
 
 import importlib
@@ -22,19 +22,19 @@ from urllib.parse import urlsplit
 from psfleet.core.base.errors import ConfigError
 
 Mode = Literal["sync", "async", "ssp", "geo", "half-async"]
-"""Names of the consistency modes, written by tools/generate_stubs.py."""
+"""Names of the consistency modes. This line is written by tools/generate_stubs.py."""
 Schedule = Literal["gpipe", "1f1b"]
 Device = Literal["cpu", "cuda", "disk"]
-"""Memory that holds a table. psfleet/core/engine/tables/memory_choice.py has the implementations."""
+"""Memory that holds a table. psfleet/core/engine/tables/memory_choice.py implements each."""
 DEVICE_PLACES: dict[Device, str] = {
     "cpu": "in host memory",
     "cuda": "in the memory of an NVIDIA GPU",
     "disk": "in files of --server-disk",
 }
-"""Description of each device in the help texts of settings."""
+"""Each device as a phrase for the help texts of settings."""
 Format = Literal["float32", "bfloat16", "int8"]
 RowForm = Literal["float32", "bfloat16", "int8", "int4"]
-"""Format of rows kept for prediction. int8 and int4 have a scale per row."""
+"""Format of rows that are kept for prediction. int8 and int4 have one scale per row."""
 ArrayFormat = Literal["npz", "safetensors", "torch"]
 """File format of the arrays of an exported model."""
 ExportFormat = Literal[ArrayFormat, "onnx", "faiss"]
@@ -46,9 +46,9 @@ _MOST_SECONDS = 10 * 365 * 86_400.0
 
 
 MOST_SERVERS = 1024
-"""Largest number of servers of a job: with more, some would not get even one virtual shard."""
+"""Largest number of servers of a job. With more, some servers would not get even one virtual shard."""
 MOST_WORKERS = 65_536
-"""Largest number of workers of a job, or of the seats of their stages. Servers and launcher list them all."""
+"""Largest number of workers, or of stage processes of all workers. Servers and launcher list them all."""
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/{1,3}")  # a Path makes one slash of two
 _USER = re.compile(r"(://)[^/@]*@")
 ROOT = "psfleet"
@@ -65,11 +65,11 @@ _BYTES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class SnapshotInterval:
-    """Interval between snapshots, as a time or a number of rounds. Exactly one of the two is not 0.
+    """Interval between snapshots, in time or in rounds. Exactly one of the attributes is not 0.
 
     Attributes:
         seconds: Interval in time.
-        rounds: Interval in training: rounds in sync mode, otherwise pushes of a worker.
+        rounds: Number of rounds in sync mode, or of pushes of a worker in other modes.
     """
 
     seconds: float = 0.0
@@ -93,12 +93,12 @@ class SnapshotInterval:
 
 
 class CrashPoint(NamedTuple):
-    """Point at which a process is made to fail (`psfleet.core.base.faults`).
+    """Point in the code at which a process is made to fail (`psfleet.core.base.faults`).
 
     Attributes:
         point: Name of the point.
-        time: Number of the visit to the point at which the process fails, from 1.
-        fault: "kill" as by SIGKILL, "stop" as by SIGSTOP, or "raise" an error.
+        time: The process fails when it reaches the point for the `time`-th time, counted from 1.
+        fault: "kill" (as by SIGKILL), "stop" (as by SIGSTOP), or "raise" (an error).
     """
 
     point: str
@@ -117,16 +117,16 @@ def _crash_point(text: str) -> CrashPoint:
 
 
 class ServerCount(int):
-    """Number of servers that a job starts with, and at the same time the fewest that it may have.
+    """Number of servers that a job starts with, which is also the smallest number that it may have.
 
     Attributes:
-        most: Largest number that the job may have; the launcher chooses between the two.
+        most: Largest number of servers. The launcher may choose any number in between while the job runs.
     """
 
     most: int
 
     def __new__(cls, fewest: int, most: int = 0) -> "ServerCount":
-        """Make a number of servers. `most` 0 means the same as `fewest`."""
+        """Create the number. `most` 0 means that the number of servers is fixed."""
         instance = super().__new__(cls, fewest)
         instance.most = most or fewest
         return instance
@@ -147,9 +147,9 @@ def _servers(text: str) -> ServerCount:
 
 
 def url_of(path: str | os.PathLike[str]) -> str | None:
-    """Return a path as a URL, or None if it (perhaps a `file:` URL) is a path on this machine.
+    """Return a path as a URL, or None for a path on this machine (also as a `file:` URL).
 
-    A Path object turns "s3://bucket" into "s3:/bucket"; this restores the second slash.
+    A Path object turns "s3://bucket" into "s3:/bucket". This function restores the second slash.
     """
     text = os.fspath(path)
     match = _URL.match(text) if isinstance(text, str) else None
@@ -164,15 +164,16 @@ def shown_url(url: str) -> str:
 
 
 def place_or_url(path: str | os.PathLike[str]) -> str:
-    """Return the absolute path of a folder, or its URL, for another process."""
+    """Return an absolute path or a URL, so that another process finds the same folder."""
     return url_of(path) or str(local_path(path).absolute())
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path on this machine.
+    """Return a path on this machine, given as a text, a Path or a `file:` URL.
 
     Raises:
-        ConfigError: The path is a URL. Without this check it would become a local folder named like "s3:".
+        ConfigError: The path is a URL of another scheme. Without this check, a local folder "s3:" would be
+            created.
     """
     text = os.fspath(path)
     if (url := url_of(path)) is not None:
@@ -188,7 +189,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 def parse_levels(text: str) -> dict[str, int]:
     """Return the level of each logger in a text like "warning,psfleet.server=debug".
 
-    A level without a name is that of the root logger, which has the level info by default.
+    A level without a name is that of psfleet's root logger, whose default is info.
 
     Raises:
         ValueError: A level is unknown, or a logger is not one of psfleet's.
@@ -204,15 +205,15 @@ def parse_levels(text: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class SettingKind:
-    """Kind of a setting's values.
+    """Kind of a setting's values, such as a number of seconds.
 
     Attributes:
-        wanted: Requirement in words, for the sentence "it must be ...".
+        wanted: Allowed values in words, which complete "it must be ...".
         parse: Returns the value of a text from a flag or variable, or raises ValueError.
-        fits: Returns whether a value from a file (TOML or JSON) has the right type.
-        text: Returns the text of a value for a variable; empty leaves the variable unset.
-        written: Requirement of a text in words, or empty if it is the same as `wanted`.
-        choices: All values, if they are few.
+        fits: Returns True if a value from a file (TOML or JSON) has the right type.
+        text: Returns the text of a value for a variable. An empty text leaves the variable unset.
+        written: Allowed texts in words, or empty if they are the same as `wanted`.
+        choices: All values, if there are only a few.
         is_number: True for a plain number, which may have bounds.
         has_unit: True if a file may give the value as a text, which is then parsed.
     """
@@ -352,7 +353,7 @@ LOG_LEVELS = SettingKind(
 
 
 def kind_of(annotation: Any) -> SettingKind:
-    """Return the kind of a field with this annotation. None in a union means that it may be absent."""
+    """Return the kind of a field with this annotation. In a union with None, the field may be unset."""
     if annotation in _PLAIN:
         return _PLAIN[annotation]
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
@@ -365,7 +366,7 @@ def kind_of(annotation: Any) -> SettingKind:
 
 
 def one_of(*choices: str) -> SettingKind:
-    """Return the kind of a setting that is one of a few texts."""
+    """Return the kind of a setting whose value is one of these texts."""
 
     def parse(text: str) -> str:
         if text not in choices:
@@ -390,14 +391,14 @@ def _list_of(item: SettingKind) -> SettingKind:
 
 
 def find_object(reference: str, what: str, advice: str) -> Any:
-    """Import and return the object that a text MODULE:NAME refers to.
+    """Import the object that a text MODULE:NAME refers to, and return it.
 
-    The module may lie in the present folder, which is appended to sys.path.
+    The module may be in the present folder, which is appended to sys.path.
 
     Args:
         reference: The text.
         what: Kind of the object, for the error.
-        advice: Alternatives, for the error.
+        advice: Alternatives for the user, for the error.
 
     Raises:
         ConfigError: The object cannot be imported.

@@ -1,12 +1,12 @@
-"""Endpoints of servers: one text that names both addresses at which a server listens.
+"""Endpoints of servers: a single text for the two addresses that a server listens on.
 
-A server listens twice: with gRPC for control calls, and with psfleet's own HTTP/2 for the calls that carry
-tensors (docs/decisions/0016-http2.md). Settings, ready files and messages hand the endpoint around as one
-text, so a process that knows a server knows both addresses:
+A server listens with gRPC for control calls, and with psfleet's own HTTP/2 for calls that carry tensors
+(docs/decisions/0016-http2.md). Settings, files and messages contain the endpoint as one text, so a process
+that knows a server knows both addresses:
 
     host:9000/9001    gRPC on port 9000, tensors on port 9001
     host:9000         gRPC on port 9000, tensors on port 11000, which is 2000 above
-    host:0            two free ports; the server names them when it has started
+    host:0            two free ports; the server writes them to its ready file when it has started
     unix:/path        gRPC on unix:/path, tensors on unix:/path.h2
 """
 
@@ -15,11 +15,13 @@ from typing import NamedTuple
 from psfleet.core.base.errors import ConfigError
 
 TENSOR_OFFSET = 2000
-"""Distance of the port for tensors from that of gRPC, if an endpoint names only one. Servers on one host
-mostly have adjacent ports for gRPC, so it is more than the most servers of a job (1024)."""
+"""Difference between the tensor port and the gRPC port, if an endpoint names only the latter.
+
+Servers on one host usually have adjacent gRPC ports. The difference is larger than the number of servers of
+a job (at most 1024), so that the two ranges of ports do not overlap."""
 
 SUFFIX = ".h2"
-"""End of the path of a unix socket for tensors."""
+"""Suffix of a Unix socket's path for tensors."""
 
 _PORTS = 65536
 
@@ -28,7 +30,7 @@ class Addresses(NamedTuple):
     """Both addresses of a server, each as `unix:/path` or `host:port`.
 
     Attributes:
-        control: Address of gRPC.
+        control: Address for gRPC calls.
         tensors: Address for pushes and pulls.
     """
 
@@ -37,7 +39,7 @@ class Addresses(NamedTuple):
 
 
 def addresses_of(endpoint: str) -> Addresses:
-    """Return the two addresses of an endpoint, which must have passed `check_endpoint`."""
+    """Return the two addresses of an endpoint that `check_endpoint` has accepted."""
     if endpoint.startswith("unix:"):
         return Addresses(endpoint, endpoint + SUFFIX)
     host, _, ports = endpoint.rpartition(":")
@@ -63,13 +65,13 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def check_address(address: str) -> None:
-    """Raise ConfigError if the text is not a single address, such as that of a launcher."""
+    """Raise ConfigError if the text is not a single address, `unix:/path` or `host:port`."""
     if not _is_address(address):
         raise ConfigError(f"endpoint {address!r} is neither unix:/path nor host:port")
 
 
 def has_ports(first: int, servers: int) -> bool:
-    """Return whether the tensor ports of servers with adjacent ports from `first` on are valid too."""
+    """Return whether `servers` adjacent gRPC ports from `first` on have valid tensor ports too."""
     return first + servers + TENSOR_OFFSET <= _PORTS
 
 
@@ -82,5 +84,5 @@ def _is_address(text: str) -> bool:
 
 
 def _is_free(*addresses: str) -> bool:
-    """Return whether one of the ports is 0. A server chooses both ports itself or neither."""
+    """Return whether one of the ports is 0, which means any free port. Both ports must be 0, or neither."""
     return any(int(address.rpartition(":")[2]) == 0 for address in addresses)

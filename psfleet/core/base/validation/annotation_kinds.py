@@ -1,8 +1,8 @@
-"""Requirements that follow from an annotation: which values it allows, and how a message describes them.
+"""Turns an annotation into a Kind: the values that it allows, and the words for them in messages.
 
-`kind_of` turns an annotation into a Kind, once per annotation (it is cached). A Kind checks a value and
-converts it to the annotation's own type, for example a NumPy scalar to int. annotations.py, which uses it,
-explains the rules.
+A Kind checks a value and converts it to the annotation's own type, for example a NumPy scalar to int.
+`kind_of` makes one Kind per annotation and caches it. annotations.py, which uses this module, explains the
+rules.
 """
 
 import functools
@@ -18,7 +18,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Range:
-    """Bounds of a number, infinite by default. `low_open` and `high_open` exclude the bound itself."""
+    """Bounds of a number. A bound is infinite by default, and `low_open` or `high_open` excludes it.
+
+    Annotated[float, Range(0, 1, high_open=True)]  # 0 <= x < 1
+    """
 
     low: float = -math.inf
     high: float = math.inf
@@ -41,11 +44,13 @@ class Range:
 
 @dataclass(frozen=True)
 class Must:
-    """Condition on a value.
+    """Condition on a value, in an annotation.
+
+        Annotated[int, Must(lambda n: n % 2 == 0, "an even number")]
 
     Attributes:
-        hold: Returns whether the value is allowed.
-        wanted: Requirement in words, as in "it must be ...".
+        hold: Returns True if the value is allowed.
+        wanted: Condition in words, which completes "it must be ...".
     """
 
     hold: Callable[[Any], bool]
@@ -54,12 +59,12 @@ class Must:
 
 @dataclass(frozen=True)
 class Kind:
-    """Requirement of an annotation.
+    """Check of the values that an annotation allows.
 
     Attributes:
-        wanted: Requirement in words, as in "it must be ...".
-        take: Returns the value converted to the annotation's type. Raises TypeError for another type and
-            ValueError for a value out of range, both without a text.
+        wanted: Allowed values in words, which complete "it must be ...".
+        take: Returns the value, converted to the annotation's type. Raises TypeError for a value of another
+            type and ValueError for a value out of range, both without a text.
     """
 
     wanted: str
@@ -68,7 +73,7 @@ class Kind:
 
 @functools.cache
 def kind_of(annotation: Any) -> Kind:
-    """Return the requirement of an annotation."""
+    """Return the Kind for an annotation, such as `float | None` or `Annotated[int, Range(0)]`."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _PLAIN:
         return _PLAIN[annotation]
@@ -100,7 +105,7 @@ def kind_of(annotation: Any) -> Kind:
 
 
 def _only(right: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """Return a function that returns its argument if it satisfies the condition."""
+    """Return a function that returns its argument if `right` accepts it, and else raises TypeError."""
 
     def take(value: Any) -> Any:
         if not right(value):
@@ -111,14 +116,14 @@ def _only(right: Callable[[Any], bool]) -> Callable[[Any], Any]:
 
 
 def _instance(kind: Any) -> Callable[[Any], Any]:
-    """Return a function that accepts instances of a class, and what its `from_argument` converts to one."""
+    """Return a function that accepts instances of a class, and values that `from_argument` can convert."""
     if not hasattr(kind, "from_argument"):
         return _only(lambda value: isinstance(value, kind))
     return lambda value: value if isinstance(value, kind) else kind.from_argument(value)
 
 
 def _number(value: Any) -> int | float:
-    """Return a finite number, also from an array or a variable with a single element."""
+    """Return a finite number. Also accepts an array or a variable with a single element."""
     content = getattr(value, "value", value)
     if isinstance(content, np.ndarray | np.generic) and content.size == 1:
         value = content.item()
@@ -159,7 +164,7 @@ _PLAIN: dict[Any, Kind] = {
 
 
 def _narrowed(kind: Kind, limit: Any) -> Kind:
-    """Return the kind limited by a Range or a Must. Other metadata of Annotated is ignored."""
+    """Return the kind with a further condition, a Range or a Must. Other metadata of Annotated is ignored."""
 
     def take(value: Any) -> Any:
         converted = kind.take(value)
@@ -178,7 +183,8 @@ def _either(choices: Sequence[Kind]) -> Kind:
     def take(value: Any) -> Any:
         if value is None and has_none:
             return None
-        # If one choice has the right type but not the range, say so: ValueError wins over TypeError.
+        # If the value has the right type for one choice but is out of range, report that: ValueError takes
+        # precedence over TypeError.
         out_of_range = False
         for choice in choices:
             try:
@@ -210,8 +216,8 @@ def _literal(choices: tuple[Any, ...]) -> Kind:
 def _list(entry: Any, as_list: bool) -> Kind:
     """Return the kind of a list.
 
-    `as_list`: The annotation is a Sequence, so the entries are checked too, and an array is accepted. The
-    entries of another iterable are not checked, because that would consume it.
+    `as_list`: True for a Sequence: arrays are accepted, and the entries are checked. The entries of another
+    iterable are not checked, because that would consume it.
     """
     inner = kind_of(entry)
     takes_all = inner is ANYTHING

@@ -5,13 +5,13 @@
 
     warm_up(0.1, 2.5, "cos")  # ConfigError: warm_up: steps is 2.5, it must be a whole number above 0
 
-Annotations have the meaning that they have for a type checker, with these additions:
-- a `float` is finite, and a bool is neither `float` nor `int`. Arrays and variables with one number are
-  accepted in place of a number, and a float without a fraction in place of an `int`;
-- a text is neither a `Sequence` nor an `Iterable`;
-- a class with a `from_argument` also accepts what that converts to an instance; it refuses with TypeError;
-- `Annotated[..., Range(...)]` bounds a number, `Annotated[..., Must(...)]` states any other condition.
-
+Annotations mean the same as for a type checker, with these additions:
+- A `float` must be finite, and a bool is neither a `float` nor an `int`. Arrays and variables with a single
+  number are accepted as a number. A float without a fraction is accepted as an `int`.
+- A text is neither a `Sequence` nor an `Iterable`.
+- If a class has a method `from_argument`, values that the method can convert to an instance are accepted
+  too. It raises TypeError for other values.
+- `Annotated[..., Range(...)]` bounds a number, and `Annotated[..., Must(...)]` states any other condition.
 `Any` accepts everything. Defaults are not checked.
 """
 
@@ -58,7 +58,7 @@ NonNegativeInt = Annotated[int, Range(0)]
 Positive = Annotated[float, Range(0, low_open=True)]
 PositiveInt = Annotated[int, Range(0, low_open=True)]
 _FIRST = ("self", "cls")
-"""Names of a method's first parameter, which is not an argument."""
+"""Names that the first parameter of a method has. It is not checked, because it is no argument of a call."""
 
 
 def _is_numeric(value: Any) -> bool:
@@ -80,11 +80,14 @@ else:
 
 
 class _LossValue:
-    """Annotation of a number that may be infinite or NaN: PSFLEET_ON_NAN decides what happens then."""
+    """Annotation of a number that may be infinite or NaN.
+
+    The setting PSFLEET_ON_NAN decides what happens then.
+    """
 
     @classmethod
     def from_argument(cls, value: Any) -> float:
-        """Return the number, also from an array, a tensor or a variable with a single element."""
+        """Return the number. Also accepts an array, a tensor or a variable with a single element."""
         content = getattr(value, "value", value)
         if hasattr(content, "item") and np.prod(content.shape) == 1:
             content = content.item()
@@ -101,13 +104,13 @@ Numbers = Annotated[ArrayLike, Must(_is_numeric, "an array of numbers")]
 
 
 def check(owner: str, name: str, value: Any, annotation: Any) -> Any:
-    """Return the value converted to the annotation's own type.
+    """Check a value against an annotation. Returns the value, converted to the annotation's type.
 
     Args:
-        owner: Owner of the value, for messages.
+        owner: Function or object that has the value, for messages.
         name: Name of the value, for messages.
         value: The value.
-        annotation: Annotation that it must satisfy.
+        annotation: Annotation that the value must satisfy.
 
     Raises:
         WrongType: The value is of another type.
@@ -124,7 +127,7 @@ def check(owner: str, name: str, value: Any, annotation: Any) -> Any:
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Return whether the value is of the annotation's type, in range or not."""
+    """Return whether the value has the annotation's type. Its range does not matter."""
     try:
         kind_of(annotation).take(value)
     except TypeError:
@@ -135,7 +138,7 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def check_fields(owner: str, item: Any) -> None:
-    """Check the fields of a dataclass, and convert each to its own type."""
+    """Check the fields of a dataclass against their annotations, and convert them like `check`."""
     hints = typing.get_type_hints(type(item), include_extras=True)
     for field in dataclasses.fields(item):
         value = check(owner, field.name, getattr(item, field.name), hints[field.name])
@@ -146,7 +149,7 @@ def check_fields(owner: str, item: Any) -> None:
 def checked(thing: F) -> F:
     """Decorate a function so that the arguments of every call are checked against its annotations.
 
-    Decorating a class checks its constructor and each public method that it defines.
+    If it decorates a class, its constructor and the public methods that it defines are checked.
 
     Raises (in each call):
         WrongType: An argument is missing, unknown or of another type.
@@ -183,11 +186,11 @@ def _check_method(owner: type, name: str, member: Any) -> None:
 
 
 class Form:
-    """Parameters of a function, and the checks of a call.
+    """Parameters of a function, with the checks of a call's arguments.
 
     Attributes:
-        names: Names of the parameters in order, without the instance or class, and without those of an
-            annotated `**kwargs`.
+        names: Names of the parameters in order, without `self` or `cls`. Names that an annotated `**kwargs`
+            allows are not included.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -203,7 +206,7 @@ class Form:
 
     @functools.cached_property
     def annotations(self) -> dict[str, Any]:
-        """Annotations of all parameters, including those of an annotated `**kwargs`."""
+        """Annotations of all parameters by name, including the names that an annotated `**kwargs` allows."""
         hints = self._hints
         annotations = {name: hints.get(name, Any) for name in self.names}
         if typing.get_origin(keyword_hint := hints.get(self._more)) is typing.Unpack:
@@ -222,12 +225,12 @@ class Form:
 
     @functools.cached_property
     def is_free(self) -> bool:
-        """True if every argument accepts anything."""
+        """True if no argument needs a check, because each accepts any value."""
         return all(kind_of(annotation) is ANYTHING for annotation in self.annotations.values())
 
     @functools.cached_property
     def _kinds(self) -> dict[str, Kind]:
-        """Requirement of each parameter by name, in order, including the instance or class."""
+        """Kind of each parameter by name, in order, including `self` or `cls`."""
         first = dict.fromkeys([name for name in self._signature.parameters if name in _FIRST], Any)
         return {name: kind_of(hint) for name, hint in (first | self.annotations).items()}
 
@@ -241,7 +244,7 @@ class Form:
     ) -> tuple[list[Any], dict[str, Any]] | None:
         """Return checked arguments for an ordinary correct call, or None if `bind` is needed.
 
-        Takes a tenth of the time of `bind`. `bind` also makes the messages.
+        This takes a tenth of the time of `bind`, which also handles *args and makes the error messages.
         """
         kinds = self._kinds
         if self._several or self._more or self._keywords or len(args) > len(kinds):
@@ -262,12 +265,12 @@ class Form:
 
     @functools.cached_property
     def _others(self) -> Any:
-        """Annotation of arguments with other names if the function accepts such, or None."""
+        """Annotation of the arguments in `**kwargs`, or None if `**kwargs` is missing or has named fields."""
         keyword_hint = self._hints.get(self._more)
         return None if typing.get_origin(keyword_hint) is typing.Unpack else keyword_hint
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        """Return the checked arguments of a call.
+        """Check the arguments of a call, and return them bound to the parameters.
 
         Raises:
             WrongType: An argument is missing, unknown or of another type.
@@ -298,7 +301,7 @@ class Form:
         return bound
 
     def _near(self, name: str) -> list[str]:
-        """Return the parameter whose name is most similar to an unknown name, if one is."""
+        """Return the parameter with the name most similar to an unknown name, or an empty list."""
         names = [*self.names]
         return [] if name in names else difflib.get_close_matches(name, names, 1)
 

@@ -1,1 +1,1 @@
-"""Running programs: the executor, inference models and files of models."""
+"""Running programs: the executor, models for inference, and checkpoints of a fleet's tables."""

@@ -4,9 +4,10 @@ A step runs in the caller's thread:
 
     check the feed -> early records -> pull -> forward -> backward -> late records -> push
 
-Early records compute the ids of all look-ups from the feed alone, so that one pull can bring the dense
-parameters and all rows. With `read_ahead` the pull of the next step starts before this step's forward pass,
-and takes place while it computes. `core/graph/program/run.py` makes the plan and runs the records.
+Early records are operations that compute the ids of look-ups from the feed alone. After them, one pull can
+bring the dense parameters and all rows. With `read_ahead`, the pull of the next step starts before this
+step's forward pass, and runs while the step computes. `core/graph/program/run.py` makes the plan and runs the
+records.
 
 The module also warns about scripts that run a program many times but never train it, a common mistake.
 """
@@ -59,17 +60,17 @@ _PLANS = 64  # programs and fetch lists whose plans an executor remembers
 
 
 def note_untrained_run() -> None:
-    """Count a run of a program whose parameters no optimizer updates, for a warning at exit."""
+    """Count a run of a program whose parameters no optimizer updates. A warning at exit uses the count."""
     global _runs
     _runs += 1
     _tell_at_exit()
 
 
 def check_trained() -> None:
-    """Raise an error at the end of a loop over the data in which nothing was trained.
+    """Check, at the end of a loop over data, that the loop has trained something.
 
     Raises:
-        UsageError: Programs were run in the loop, and no gradient was pushed.
+        UsageError: Programs were run in the loop, but no gradient was pushed.
     """
     if sentence := _suspicion():
         _forget()
@@ -77,7 +78,7 @@ def check_trained() -> None:
 
 
 def _suspicion() -> str:
-    """Return the warning about a script that never trains, or an empty text if there is no reason for it.
+    """Return the warning for a script that never trains, or an empty text if the script is fine.
 
     A single run may be a test of the program, and a script that has loaded a model may only evaluate it.
     """
@@ -116,7 +117,7 @@ class CPUPlace:
 
 @checked
 class CUDAPlace:
-    """Device that the reference's scripts name. Programs run on the CPU; only servers use CUDA."""
+    """Device that scripts of the reference framework name. Programs run on the CPU; only servers use CUDA."""
 
     def __init__(self, id: int = 0) -> None:
         self.id = id
@@ -127,11 +128,13 @@ class CUDAPlace:
 
 @checked
 class Executor:
-    """Runs programs. It keeps the plans of the last 64 pairs of a program and a fetch list.
+    """Runs programs.
 
         exe = fluid.Executor()
         exe.run(fluid.default_startup_program())
         [value] = exe.run(feed={"x": x, "y": y}, fetch_list=[loss])
+
+    It keeps the plans of the last 64 pairs of a program and a fetch list, so run the same pairs again.
 
     Attributes:
         place: Device, which has no effect.
@@ -157,19 +160,19 @@ class Executor:
         use_program_cache: bool = True,
         use_prune: bool = True,
     ) -> list[Any]:
-        """Run a program once; if optimizers have added updates to it, this is a training step.
+        """Run a program once. If optimizers have added updates to it, this is a training step.
 
         Args:
             program: Program to run, or None for the default main program. A startup program does nothing.
-            feed: Arrays by the names of the program's data.
-            fetch_list: Variables to return, or their names: results, parameters or gradients. Also learning
-                rate schedules that count updates, for the rate of this step.
-            return_numpy: False returns variables with values instead of arrays.
-            feed_var_name, fetch_var_name, scope, use_program_cache, use_prune: Accepted for scripts of the
-                reference, without effect.
+            feed: Arrays by the names of the program's data variables.
+            fetch_list: Variables to return, or their names: results, parameters or gradients. May also
+                contain learning rate schedules that count updates, for the rate of this step.
+            return_numpy: False to return variables with values instead of arrays. feed_var_name,
+            fetch_var_name, scope, use_program_cache, use_prune: Accepted for scripts of the reference
+            framework, without effect.
 
         Returns:
-            One array per entry of the fetch list; SparseGrad for a sparse parameter's gradient.
+            One array per entry of the fetch list, or a SparseGrad for a sparse parameter's gradient.
 
         Raises:
             ShapeError: A feed has another shape than its variable.
@@ -185,7 +188,7 @@ class Executor:
     ) -> Mapping[str, Any] | None:
         """Return the feed after this one, if this call trains with the last feed of `read_ahead`.
 
-        A loop may run other programs or feeds in between, such as an evaluation; those read nothing ahead.
+        In between, a loop may run other programs or feeds, such as an evaluation. These read nothing ahead.
         """
         program = program or default_main_program()
         present, following = self._pair
@@ -197,18 +200,20 @@ class Executor:
     def read_ahead(
         self, batches: Iterable[T], feed: Callable[[T], Mapping[str, Any]] | None = None
     ) -> Iterator[Mapping[str, Any]]:
-        """Yield feeds for a loop of `run` in which each step's pull overlaps with the step before.
+        """Yield feeds for a loop of `run`.
+
+        Each step's pull then overlaps with the computation of the step before.
 
             for feed in exe.read_ahead(fleet.shard(batches())):
                 exe.run(feed=feed, fetch_list=[loss])
 
-        In async mode each step then uses values that lack exactly one push of this worker, its last one. In
-        other modes, and where the next batch is not known yet, nothing is read ahead.
+        This has an effect in async mode only: each step then uses values that lack exactly one push of this
+        worker, its last one. In other modes, and if the next batch is not known yet, nothing is read ahead.
 
         Args:
             batches: Batches. `fleet.shard` and `fleet.dataset` can show their next batch without consuming
-                it; any other iterable is read one batch ahead of the training.
-            feed: Function that makes a feed from a batch, or None if batches are feeds.
+                it. Any other iterable is read one batch ahead of the training.
+            feed: Makes a feed from a batch. None if batches are feeds.
         """
         try:
             for present, following in _with_next(batches, feed):
@@ -225,7 +230,10 @@ class Executor:
         following: Mapping[str, Any] | None,
         return_numpy: bool = True,
     ) -> list[Any]:
-        """Run a program as `run` does, and read ahead what the step with the feed `following` needs."""
+        """Run a program as `run` does.
+
+        Also starts to pull the values for the next step, whose feed is `following`.
+        """
         program = program or default_main_program()
         if not isinstance(program, Program):
             raise UsageError(f"the program to run is {program!r}; it must be a Program or None")
@@ -266,14 +274,15 @@ class Executor:
         run = kind(program, plan, feeds, self.meter)
         if not program.records:
             return run
-        # The early records compute the ids of look-ups from the feed. One pull then brings everything; a
-        # look-up whose ids depend on parameters pulls its rows later, in `main`.
+        # The early records compute the ids of look-ups from the feed. One pull then brings all values,
+        # except for a look-up whose ids depend on parameters: it pulls its rows later, in `main`.
         run.forward(plan.early)
         dense = [v.parameter for v in plan.dense if v.parameter]
         fetch(dense, plan.wanted_reads(run.values))
         run.take_parameters()
-        # Ids that are not fed but computed would need the early records of the next step; they are not read
-        # ahead. Start after this step's pull, as the runtime has room for one pull, and before the long part.
+        # Read ahead only ids that are fed: computed ids would need the early records of the next step.
+        # Start after this step's pull, because the runtime allows one pull at a time, and before the long
+        # computation.
         if following is not None and all(
             v in feeds for lookup in plan.lookups for v in lookup.inputs
         ):
@@ -323,19 +332,22 @@ class Executor:
     ) -> int:
         """Run the program once for each batch of a dataset.
 
+            exe.train_from_dataset(main, dataset, fetch_list=[loss], print_period=1000)
+
         Args:
             program: Program to run, or None for the default main program.
             dataset: Feeds: a dataset of fluid.DatasetFactory, or any iterable of feeds.
-            scope, thread, debug: Accepted for scripts of the reference, without effect.
-            fetch_list: Variables that are printed every `print_period` batches.
-            fetch_info: Text in front of each printed value; by default the variable's name.
+            scope, thread, debug: Accepted for scripts of the reference framework, without effect.
+            fetch_list: Variables to print every `print_period` batches.
+            fetch_info: Text in front of each printed value. The default is the variable's name.
             print_period: Number of batches between two prints.
-            fetch_handler: Function that gets the fetched values instead of their being printed.
-            read_ahead: Read what the next batch needs while this one is computed, as `Executor.read_ahead`
-                does. It has an effect in async mode, and for ids that are fed and not computed.
+            fetch_handler: Called with the fetched values, which are then not printed.
+            read_ahead: True to pull the values for the next batch while this one is computed, as
+                `Executor.read_ahead` does. Has an effect in async mode only, and only if ids are fed and not
+                computed.
 
         Returns:
-            The number of batches.
+            Number of batches.
         """
         if dataset is None:
             raise UsageError("train_from_dataset needs a dataset")
@@ -364,19 +376,22 @@ class Executor:
         dataset: Iterable[Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> int:
-        """Run as train_from_dataset does, without updates."""
+        """Run a test clone of the program for each batch, so that nothing is updated.
+
+        Otherwise as train_from_dataset.
+        """
         test = (program or default_main_program()).clone(for_test=True)
         return self.train_from_dataset(test, dataset, **options)
 
     def close(self) -> None:
-        """Drop the plans. The executor can still be used, and makes them again."""
+        """Drop the plans. The executor can still be used, and makes new plans."""
         self._plans.clear()
 
 
 def _with_next(
     batches: Iterable[T], feed: Callable[[T], Mapping[str, Any]] | None = None
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
-    """Yield each feed with the feed after it, or with None where the next one is not known."""
+    """Yield each feed with the feed after it, or with None if the next feed is not known yet."""
     make: Callable[[Any], Mapping[str, Any]] = feed or _itself
     next_feed: Mapping[str, Any] | None = None
     for batch, following in with_next(batches, _reads_ahead):
@@ -394,7 +409,7 @@ def _reads_ahead() -> bool:
 
 
 def _check_trains(program: Any) -> None:
-    """Refuse to run a program that trains nothing, if nothing is fetched either."""
+    """Raise an error if nothing would be computed: no result is fetched and the program trains nothing."""
     if isinstance(program, Program) and program.records and not program.updates:
         raise UsageError(
             "run: fetch_list is None and the program trains nothing, so that nothing would be computed; name "
@@ -403,9 +418,9 @@ def _check_trains(program: Any) -> None:
 
 
 def _check_whole(program: Program) -> None:
-    """Refuse to train a program that is not cut into stages in a pipeline of several stages.
+    """Raise an error if a pipeline of several stages would train a program that is not cut into stages.
 
-    Each stage would train the whole program, and push each gradient once more.
+    Each stage would train the whole program, so each gradient would be pushed several times.
     """
     if program.updates and not program.for_test and here().processes > 1:
         raise UsageError(
@@ -415,14 +430,17 @@ def _check_whole(program: Program) -> None:
 
 
 def _counted(plan: ExecutionPlan, samples: int) -> int:
-    """Return the number of samples to report with a push; only the first stage of a pipeline has any."""
+    """Return the number of samples to report with a push.
+
+    Of a pipeline's stages, only the first reports any.
+    """
     return 0 if plan.is_pipelined and here().process else samples
 
 
 def _shows_averages(program: Program) -> bool:
-    """Return whether parameters show their averages, in which case a run updates nothing.
+    """Return whether parameters show their averages. A run then updates nothing.
 
-    In the reference such a run updates the averages, and `restore` drops the update.
+    In the reference framework, such a run updates the averages, and `restore` drops the update.
     """
     return any(
         getattr(parameter.binding, "read_only", False)
@@ -433,9 +451,9 @@ def _shows_averages(program: Program) -> bool:
 
 @functools.cache
 def _settle_process() -> None:
-    """Tune malloc so that this process keeps the memory of a step for the next one.
+    """Tune malloc so that this process keeps the memory of a step for the next step.
 
-    Returning it to the system and asking again takes 20 % of the time of a step of an MLP.
+    If the memory were returned to the system and requested again, a step of an MLP would take 20 % longer.
     """
     grpc_process.prepare()
 

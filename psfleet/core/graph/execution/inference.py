@@ -1,17 +1,18 @@
-"""Inference models: a pruned program and its weights in a folder, without optimizer state.
+"""Inference models: the part of a program that predicts, and its weights, in a folder.
 
     model/program.json                    the records up to the targets, as names and settings, and the
                                           name of the file of their weights
     model/features.json                   the features, if the program was saved with them
     model/weights.<sha256>.safetensors    dense parameters `value/<name>`; tables `ids/<name>`, `rows/<name>`
 
-program.json names its file of weights, and that name is the checksum of the content. So a model is replaced
-in one step, by renaming the new program.json into place: a reader finds either the old pair or the new one.
-docs/formats.md has the layout of both files. Loading executes nothing from the folder: a model consists of
-operations of psfleet.core.graph.program.ops by name.
+The folder has no optimizer state. program.json names its file of weights, and the file's name is the
+checksum of its content. So a model is replaced in one step, by renaming the new program.json into place: a
+reader finds either both old files or both new ones. docs/formats.md has the layout of both files. Loading a
+model executes no code from the folder, because the operations are named and come from
+psfleet.core.graph.program.ops.
 
-`load_inference` can read parameters from other tables than the folder's, for example those of a checkpoint
-or a running job.
+`load_inference` can also read parameters from tables instead of the folder, for example from the tables of a
+checkpoint or a running job.
 """
 
 import json
@@ -53,13 +54,13 @@ _FORMAT = Format("inference model")
 _WEIGHTS = Format("weights of an inference model")
 _LONGEST = 256 << 20  # bytes of program.json
 Loaded = tuple[Program, list[str], list[Variable]]
-"""Loaded model: a program, the names of its feeds, and its targets."""
+"""Model that was loaded: a program, the names of its feeds, and its targets."""
 
 
 class FrozenTables:
     """Read-only binding of parameters to the tables of a runtime.
 
-    It caches nothing, so a table may change at any time. Implements
+    Nothing is cached, so tables may change at any time. Implements
     psfleet.core.graph.parameters.parameter.Binding.
     """
 
@@ -80,7 +81,7 @@ class FrozenTables:
         parameter.binding = self
 
     def bind(self, parameter: Parameter) -> None:
-        """Bind a parameter to its table.
+        """Bind a parameter to the runtime's table of the same name.
 
         Raises:
             TableConflict: The table has another shape.
@@ -126,11 +127,13 @@ def save_inference(
 ) -> None:
     """Write the part of a program that computes the targets from the feeds, with its weights.
 
+        save_inference("model", [x], [prediction])
+
     Args:
-        path: Folder to write, made if it is missing, or an address in an object store.
-        feeds: Data variables or their names. All data that the targets need must be among them.
+        path: Folder to write, made if it is missing, or a URL in an object store.
+        feeds: Data variables or their names. They must include all data that the targets need.
         targets: Variables to predict, or their names.
-        program: Program that has them, or None for the default main program.
+        program: Program that has these variables, or None for the default main program.
         features: Definition of the inputs, to be written as `features.json`, or None.
 
     Raises:
@@ -171,7 +174,7 @@ def save_inference(
 
 
 def _described(targets: Sequence[Variable]) -> tuple[list[Variable], dict[str, Any]]:
-    """Return the variables that the targets are computed from, and the parts of program.json that say how."""
+    """Return the leaves that targets are computed from, and the fields of program.json that say how."""
     records = ancestors(targets)
     variables = [v for record in records for v in record.needed(training=False)]
     leaves = {v.name: v for v in variables if v.record is None}
@@ -184,12 +187,14 @@ def _described(targets: Sequence[Variable]) -> tuple[list[Variable], dict[str, A
 
 
 def frozen_program(targets: Sequence[Variable]) -> Callable[[Runtime], Loaded]:
-    """Return a function that copies the program up to the targets, for parameters from another runtime.
+    """Prepare a copy of the program up to the targets that reads its parameters from another runtime.
 
-    Call it in the thread that trains. Another thread may call the result, which no longer uses this program.
+    Call this in the thread that trains. The function that it returns may be called in another thread,
+    because it no longer uses this program.
 
     Returns:
-        Function that makes the copy for a runtime. A parameter without a table there keeps its present value.
+        Function that makes the copy for a runtime. A parameter without a table in that runtime keeps the
+        value it has now.
     """
     leaves, document = _described(targets)
     document = json.loads(json.dumps(document))  # as it is read: without tuples
@@ -202,9 +207,10 @@ def frozen_program(targets: Sequence[Variable]) -> Callable[[Runtime], Loaded]:
 
 
 def _write_weights(folder: Path, arrays: dict[str, NDArray[Any]]) -> Path:
-    """Write the weights to a file named after its checksum, and return its path.
+    """Write the weights to a file that is named after its checksum, and return the file's path.
 
-    It is synced before it is renamed: program.json will refer to it, and must not survive a crash without it.
+    The file is synced before program.json refers to it: after a crash, program.json must not be without
+    weights.
     """
     partial = folder / f".weights.{os.getpid()}.partial"
     write_arrays(partial, arrays, _WEIGHTS.document())
@@ -216,21 +222,21 @@ def _write_weights(folder: Path, arrays: dict[str, NDArray[Any]]) -> Path:
 
 @checked
 def load_inference(path: FilePath, tables: Runtime | None = None) -> Loaded:
-    """Load a program for prediction from a folder written by `save_inference`.
+    """Load a program for prediction from a folder that `save_inference` has written.
 
         program, feeds, targets = load_inference("model")
         [prediction] = Executor().run(program, {feeds[0]: x}, targets)
 
     Args:
-        path: Folder of the model.
+        path: Folder or URL of the model.
         tables: Runtime whose tables replace the folder's weights, such as that of a checkpoint. A parameter
-            without a table there has the weights of the folder, and a warning names it.
+            without a table there gets its weights from the folder, and a warning names it.
 
     Returns:
         The program, the names of its feeds, and its target variables.
 
     Raises:
-        CheckpointError: The folder is no inference model, or damaged.
+        CheckpointError: The folder is not an inference model, or is damaged.
         TableConflict: A table has another shape than its parameter.
     """
     where = readable(path) / "program.json"
@@ -246,10 +252,10 @@ def load_inference(path: FilePath, tables: Runtime | None = None) -> Loaded:
 
 
 def saved_tables(path: str) -> Iterator[tuple[TableSpec, Ids | None, NDArray[Any]]]:
-    """Yield the parameters of an inference model as tables: definition, ids of a sparse one, values.
+    """Yield the parameters of an inference model as tables: definition, ids (None for a dense table), values.
 
     Raises:
-        CheckpointError: The folder is no inference model, or damaged.
+        CheckpointError: The folder is not an inference model, or is damaged.
     """
     where = readable(path) / "program.json"
     with reading(where):
@@ -269,10 +275,10 @@ def saved_tables(path: str) -> Iterator[tuple[TableSpec, Ids | None, NDArray[Any
 
 
 def copy_operations(path: str, target: Path) -> None:
-    """Copy an inference model without the values of its parameters, for a folder that has them in tables.
+    """Copy an inference model without its parameters' values, into a folder that has the values in tables.
 
     Raises:
-        CheckpointError: The folder is no inference model, or damaged.
+        CheckpointError: The folder is not an inference model, or is damaged.
     """
     where = local_path(path) / "program.json"
     with reading(where):
@@ -285,7 +291,7 @@ def copy_operations(path: str, target: Path) -> None:
 
 
 def _read(where: Path) -> tuple[dict[str, Any], list[str], dict[str, NDArray[Any]]]:
-    """Return the document of a program, its feeds and its weights."""
+    """Return the content of program.json, the names of the feeds, and the weights."""
     kinds = dict.fromkeys(("feeds", "targets", "leaves", "records"), list)
     fields = _FORMAT.parse(read_small(where, _LONGEST))
     name, feeds, targets, leaves, records = exact(fields, "program", weights=str, **kinds)
@@ -294,7 +300,7 @@ def _read(where: Path) -> tuple[dict[str, Any], list[str], dict[str, NDArray[Any
 
 
 def _built(document: Mapping[str, Any], feeds: Sequence[str], weights: "_Weights") -> Loaded:
-    """Build the program that the parts of program.json describe."""
+    """Build the program that the fields of program.json describe."""
     program = Program(for_test=True)
     for entry in document["leaves"]:
         program.add(_read_leaf(entry, weights))
@@ -316,12 +322,12 @@ class _Weights:
     """Values for the leaves of a program that is being loaded.
 
     Args:
-        arrays: Arrays of the model's file.
-        tables: Tables to prefer to the arrays, or None.
+        arrays: Arrays of the model's file of weights.
+        tables: Tables that are preferred to the arrays, or None.
 
     Attributes:
-        unfound: Names of parameters that `tables` lacks.
-        own: Tables in memory for sparse parameters from the arrays.
+        unfound: Names of parameters that have no table in `tables`.
+        own: Tables in memory for sparse parameters, made from the arrays.
     """
 
     def __init__(self, arrays: dict[str, NDArray[Any]], tables: FrozenTables | None) -> None:
@@ -331,13 +337,13 @@ class _Weights:
         self.own = FrozenTables(EmbeddedRuntime())
 
     def has_table(self, name: str) -> bool:
-        """Return whether a parameter reads one of `tables`. If not, its value is among the arrays."""
+        """Return whether a parameter reads a table of `tables`. Otherwise its value is in the arrays."""
         if self._tables is not None and name not in self._tables:
             self.unfound.append(name)
         return self._tables is not None and name in self._tables
 
     def give(self, parameter: Parameter, leaf: str) -> None:
-        """Bind a parameter to its table, or to a table made from rows of the arrays."""
+        """Bind a parameter to its table in `tables`, or else to a new table with rows from the arrays."""
         if self._tables is not None and parameter.name in self._tables:
             self._tables.bind(parameter)
         else:
@@ -349,7 +355,7 @@ def _variable(program: Program, variable: Variable | str) -> Variable:
 
 
 def _arrays(leaf: Variable) -> dict[str, NDArray[Any]]:
-    """Return a leaf's value as arrays by their names in the file of weights. Data has none."""
+    """Return a leaf's value as arrays, by their names in the file of weights. Returns none for data."""
     parameter = leaf.parameter
     if parameter is None:
         return (
@@ -363,7 +369,7 @@ def _arrays(leaf: Variable) -> dict[str, NDArray[Any]]:
         state = active().read_table(key_of(parameter.name))
         assert state.ids is not None
         ids, rows = state.ids, state.values[0]
-    else:
+    else:  # no optimizer has bound the parameter, so it has no rows yet
         ids, rows = np.zeros(0, np.int64), np.zeros((0, parameter.shape[1]), np.float32)
     return {f"ids/{leaf.name}": ids, f"rows/{leaf.name}": np.ascontiguousarray(rows)}
 

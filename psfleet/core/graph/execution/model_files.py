@@ -1,9 +1,8 @@
-"""Saving and loading of a fleet's tables as a checkpoint, for `psfleet.fleet` and clients of
-`psfleet.connect()`.
+"""Saves a fleet's tables as a checkpoint and loads them, for `psfleet.fleet` and `psfleet.connect()`.
 
-The Runtime writes and reads the files. This module checks beforehand what a user is likely to get wrong: an
-empty fleet, gradients that are still being merged, a folder of another model. After a load it drops all
-cached values.
+The Runtime writes and reads the files. This module checks beforehand for likely mistakes of users: an empty
+fleet, gradients that are still being merged, a folder of another model. After a load it drops all cached
+values.
 """
 
 import os
@@ -17,7 +16,7 @@ from psfleet.core.graph.parameters.parameter import living_names
 from psfleet.core.runtime.process_runtime import check_none_waits, current
 
 TableNames = Iterable[str] | Mapping[str, str]
-"""Names of tables to load; or a mapping from names in the fleet to names in the checkpoint."""
+"""Names of tables to load, or a mapping from names in the fleet to names in the checkpoint."""
 
 _NAMED = 5  # tables that a message names
 _loads = 0
@@ -27,7 +26,7 @@ def folder_of(path: Any, caller: str) -> str:
     """Return the path of a folder as a text.
 
     Raises:
-        UsageError: The argument is no path. The message names the caller.
+        UsageError: The argument is not a path. The message names `caller`, the function that got it.
     """
     if not isinstance(path, str | os.PathLike):
         raise UsageError(f"{caller} needs the path of a folder; it got {path!r}")
@@ -42,13 +41,14 @@ def save(
     Args:
         runtime: Runtime that has the tables.
         path: Folder to write.
-        delta, base: As for Runtime.save.
-        resumes: True if training may go on from the folder, which must then lack nothing.
+        delta, base: Arguments of Runtime.save.
+        resumes: True if training may continue from the folder. Gradients that wait for a merge are then an
+            error, because the folder would lack them.
 
     Raises:
         ConfigError: The path is empty.
         CheckpointError: The fleet has no table yet, or the folder cannot be written.
-        UsageError: gradient_merge keeps gradients, which the folder would lack.
+        UsageError: gradient_merge has gradients that are not pushed yet, so the folder would lack them.
     """
     if not path:
         raise ConfigError("the folder to save into is ''; name one")
@@ -64,18 +64,17 @@ def save(
 
 
 def load(runtime: Runtime, path: str, tables: TableNames | None = None) -> None:
-    """Set tables from a checkpoint. Worker 0 does it while the other workers wait, so every worker must
-    call it.
+    """Set tables from a checkpoint. Every worker must call this: worker 0 loads, and all wait for it.
 
     Args:
         runtime: Runtime that has the tables.
         path: Folder of the checkpoint.
         tables: Names of the tables that get weights, or a mapping from these names to names in the
-            checkpoint. None sets every table, with its definition from the checkpoint.
+            checkpoint. None sets every table of the checkpoint, with its definition.
 
     Raises:
-        CheckpointError: The folder is missing or damaged, or no table or parameter of the script would get a
-            value from it, or a table of `tables` would not. Nothing was changed.
+        CheckpointError: The folder is missing or damaged, no table or parameter of the script has a value in
+            it, or a table of `tables` has none. Nothing was changed.
     """
     global _loads
     runtime.barrier()
@@ -102,7 +101,7 @@ def has_loaded() -> bool:
 
 
 def _check_useful(path: str, names: Collection[str]) -> None:
-    """Refuse a checkpoint that has no table of the script's names."""
+    """Raise an error if the checkpoint and the script have no table name in common."""
     from psfleet.checkpoint import read_specs  # loads the tables of servers
 
     tables = {spec.name for spec in read_specs(path)}

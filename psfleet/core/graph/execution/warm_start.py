@@ -1,4 +1,4 @@
-"""Warm start: sets the weights of some tables from a checkpoint, and leaves other tables as they are.
+"""Warm start: sets the weights of some tables from a checkpoint, and leaves all other tables unchanged.
 
 Used by `model_files.load(tables=...)` to train a new model from parts of an old one.
 """
@@ -16,7 +16,10 @@ from psfleet.core.graph.parameters.parameter_client import step_of
 
 
 def warm_start(runtime: Runtime, path: str, tables: Iterable[str] | Mapping[str, str]) -> None:
-    """Set the weights of some tables, and their optimizer state if the checkpoint has it for the same rule.
+    """Set the weights of some tables from a checkpoint.
+
+    Their optimizer state is set too, if the table in the checkpoint has the same update rule. Otherwise it
+    starts fresh.
 
     Args:
         runtime: Runtime that has the tables.
@@ -37,7 +40,7 @@ def warm_start(runtime: Runtime, path: str, tables: Iterable[str] | Mapping[str,
 def _pair(
     runtime: Runtime, snapshot: Snapshot, path: str, target: str, source: str
 ) -> tuple[TableSpec, TableSpec]:
-    """Return the definitions of a table in the fleet and of its counterpart in the checkpoint."""
+    """Return the definition of a table in the fleet, and of its counterpart in the checkpoint."""
     table = {spec.name: spec for spec in runtime.specs().values()}.get(target)
     if table is None:
         raise CheckpointError(
@@ -55,7 +58,7 @@ def _pair(
 def _state(
     runtime: Runtime, snapshot: Snapshot, target: TableSpec, source: TableSpec
 ) -> TableState:
-    """Return the state to write: the checkpoint's slots if both rules are the same, else fresh ones."""
+    """Return the state to write, with the checkpoint's optimizer state if both rules are the same."""
     content = content_of(snapshot, source)
     arrays, step = content.arrays, step_of(runtime, target.name)
     weights, slots = arrays["value"], target.rule.slots

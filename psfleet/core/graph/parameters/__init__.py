@@ -1,1 +1,1 @@
-"""Trainable arrays: their definition, first values, gradients and tables."""
+"""Trainable arrays: their definition, initial values, gradients and tables."""

@@ -1,12 +1,12 @@
-"""BoundTables: binds parameters to tables, creates one table per parameter and caches the values last pulled.
+"""Binds parameters to tables: creates a table for each parameter, and caches the values last pulled.
 
-A parameter's value is read many times per step but pulled once: the cache is emptied by this worker's own
-push, by a collective, and with several workers at the start of each step (`prefetch`). A parameter that two
-optimizers train in turn has a table for each of them; the value moves from one to the other when the
-optimizer changes.
+A parameter's value is read many times per step but pulled only once. The cache is dropped by this worker's
+own push, by a collective operation of all workers, and with several workers at the start of each step
+(`prefetch`). If two optimizers train a parameter in turn, each has a table for it; the value is copied from
+one table to the other when the optimizer changes.
 
-Moving averages, such as the means of batch_norm, are dense tables too, but no optimizer trains them: a step's
-values travel with its push (`note`). Everything runs in the thread that trains.
+Moving averages, such as the means of batch_norm, are dense tables too, but no optimizer trains them. The
+values of a step are sent with the step's push (`note`). Everything runs in the thread that trains.
 """
 
 import functools
@@ -39,14 +39,14 @@ from psfleet.core.runtime.stages import here
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
-_LOOKUPS = 8  # look-ups of one sparse table whose rows are kept within a step
+_LOOKUPS = 8  # look-ups of one sparse table whose rows are cached within a step
 
 
-_pushes = 0  # pushes of this process, with all runtimes it has had
+_pushes = 0  # pushes of this process, in all runtimes that it has had
 
 
 class TableOwner(Protocol):
-    """Owner of a table: the optimizer that updates it. Its rule and decay become the table's."""
+    """Owner of a table: the optimizer that updates it. The table gets the owner's rule and decay."""
 
     lazy: bool
     every_row: bool
@@ -58,7 +58,7 @@ class TableOwner(Protocol):
 
 
 class ValueCache(Protocol):
-    """Cache of values that were read from tables."""
+    """Cache of values that were read from tables, to be registered with `watch`."""
 
     def drop_values(self) -> None:
         """Drop all values, because every table may have changed."""
@@ -71,10 +71,11 @@ class BoundTable:
     Attributes:
         key: Key of the table.
         spec: Definition of the table.
-        parameter: Parameter that it stores.
-        owner: Optimizer that updates it.
+        parameter: Parameter that is stored in the table.
+        owner: Optimizer that updates the table.
         value: Value of a dense table as last pulled, or None if it may have changed since.
-        rows: Look-ups of a sparse table in this step: the ids or bags, and the rows or pooled rows.
+        rows: Look-ups of a sparse table in this step. Each is a pair of the ids (or bags of ids), and their
+            rows (or pooled rows).
     """
 
     key: int
@@ -91,29 +92,29 @@ class BoundTable:
 
     @property
     def is_bounded(self) -> bool:
-        """True if the parameter is an array: dense, or with a known number of rows."""
+        """True if the parameter is dense, or sparse with a fixed number of rows."""
         return not has_any_id(self.parameter)
 
     def all_ids(self) -> Ids:
-        """Return every id of a bounded sparse table, int64 [rows]."""
+        """Return every id of a sparse table with a fixed number of rows, int64 [rows]."""
         return np.arange(self.parameter.shape[0], dtype=np.int64)
 
 
 class BoundTables(ParameterClient):
-    """Tables of the parameters of one runtime.
+    """Tables of all parameters that use one runtime.
 
-    Implements psfleet.core.graph.parameters.parameter.Binding for all of them.
+    Implements psfleet.core.graph.parameters.parameter.Binding for these parameters.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
-        # By id() of the parameter: the table that has its value now. By id() of owner and parameter: every
-        # table. A BoundTable refers to both objects, so that no other object can get their id() meanwhile.
+        # Tables by id() of the parameter: the table that has its value now. Tables by id() of owner and
+        # parameter: every table. A BoundTable refers to both objects, so no other object can get their id().
         self._bound_by_parameter: dict[int, BoundTable] = {}
         self._owned: dict[tuple[int, int], BoundTable] = {}
         self._names: dict[str, int] = {}
         self._pushed: list[BoundTable] = []
-        # Values that travel with the next push: for each table their sum, their number and the rate.
+        # Values to send with the next push: for each table the sum of the values, their number, and the rate.
         self._along: dict[int, tuple[BoundTable, Floats, int, float]] = {}
 
     def value(self, parameter: Parameter) -> Floats:
@@ -122,7 +123,8 @@ class BoundTables(ParameterClient):
         if bound.spec.kind == "sparse":
             return self.lookup(parameter, bound.all_ids())
         if bound.value is None:
-            # A step that asks for one value will ask for those that changed with it.
+            # This worker's last push has changed all its parameters. A step that reads one of these values
+            # will read all, so pull them in one call.
             stale = [s for s in self._pushed if s.spec.kind == "dense" and s.value is None]
             self._fetch(stale if bound in stale else [bound], [])
         assert bound.value is not None
@@ -138,13 +140,13 @@ class BoundTables(ParameterClient):
         return self._looked_up(bound, ids)[1]
 
     def pooled(self, parameter: Parameter, lookup: PooledIds) -> tuple[PooledIds, Floats]:
-        """Pool rows of a distributed parameter."""
+        """Return pooled rows of a distributed parameter, as `Parameter.pooled` does."""
         source, values = self._looked_up(self._bound_by_parameter[id(parameter)], lookup)
         assert isinstance(source, PooledIds)
         return source, values
 
     def _looked_up(self, bound: BoundTable, lookup: Asked) -> tuple[Asked, Floats]:
-        """Return the looked-up rows of a sparse table: those pulled in this step, or pulled now."""
+        """Return a look-up of a sparse table and its rows. They come from this step's cache, if possible."""
         for pair in bound.rows:
             if are_equal(pair[0], lookup):
                 return pair
@@ -156,10 +158,10 @@ class BoundTables(ParameterClient):
     def prefetch(
         self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
     ) -> None:
-        """Pull everything that a step needs in one call.
+        """Pull all values that a step needs, in one call.
 
-        With several workers all values are pulled again, since other workers may have changed them. A single
-        worker keeps dense values that it has not pushed to.
+        With several workers, all values are pulled again, because other workers may have changed them. A
+        single worker pulls only those dense values that it has pushed to.
         """
         whole = {id(p): self._bound_by_parameter[id(p)] for p in dense}
         rows: list[tuple[BoundTable, Asked]] = []
@@ -180,9 +182,9 @@ class BoundTables(ParameterClient):
     def read_ahead(
         self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
     ) -> None:
-        """Begin to pull what the next step needs. The values will lack the push of the running step.
+        """Start to pull the values that the next step needs. They will lack the push of the running step.
 
-        Nothing is read ahead in modes in which a step must see the push before it.
+        Does nothing in modes in which a step must see the previous step's push.
         """
         if not self.runtime.reads_ahead:
             return
@@ -206,7 +208,7 @@ class BoundTables(ParameterClient):
         for array in (
             *values,
             *rows,
-        ):  # they are returned again for the same ids, so nobody may write to them
+        ):  # they are returned again for the same ids, so they must not be changed
             array.flags.writeable = False
         for bound, array in zip(dense, values, strict=True):
             bound.value = array
@@ -232,13 +234,13 @@ class BoundTables(ParameterClient):
             bound.drop_pulled()
 
     def send_along(self, bound: BoundTable, gradient: Floats, rate: float) -> None:
-        """Add a dense table's gradient to the next push, as the mean if there are several by then."""
+        """Add a gradient of a dense table to the next push. Several gradients for one table are averaged."""
         before = self._along.get(bound.key)
         total, count = (gradient, 1) if before is None else (before[1] + gradient, before[2] + 1)
         self._along[bound.key] = bound, total, count, rate
 
     def bind(self, owner: TableOwner, parameter: Parameter, by_rows: bool = False) -> BoundTable:
-        """Return the parameter's table under this optimizer, which is made if there is none."""
+        """Return the parameter's table under this optimizer. Makes the table if there is none."""
         if isinstance(parameter.binding, AveragedBinding):
             raise UsageError(
                 f"parameter {parameter.name!r} shows its average; restore() before training on"
@@ -259,7 +261,7 @@ class BoundTables(ParameterClient):
         return bound
 
     def find(self, owner: TableOwner, parameter: Parameter) -> BoundTable | None:
-        """Return the parameter's table under this optimizer, or None if it has none."""
+        """Return the parameter's table under this optimizer, or None if the parameter has none."""
         return self._owned.get((id(owner), id(parameter)))
 
     def parameters(self) -> list[Parameter]:
@@ -292,8 +294,8 @@ class BoundTables(ParameterClient):
         if streams and where.kind == "sparse" and part_of(entry, EvictionStreamEntry) is None:
             stream = EvictionStreamEntry()
             entry = stream if entry is None else entry & stream
-        # A name is used again by a second optimizer of the parameter, or by a later parameter of the same
-        # name.
+        # A name can be in use already: by another optimizer of the parameter, or by an earlier parameter of
+        # this name.
         number = self._names[parameter.name] = self._names.get(parameter.name, 0) + 1
         name = parameter.name if number == 1 else f"{parameter.name}~{number}"
         return TableSpec(
@@ -311,7 +313,7 @@ class BoundTables(ParameterClient):
         )
 
     def _preload(self, bound: BoundTable) -> None:
-        """Write the rows that the parameter has now to its new sparse table. Runs on worker 0 only."""
+        """Write the parameter's present rows to its new sparse table. Runs on worker 0 only."""
         self.runtime.create(bound.spec)
         source = bound.parameter.binding
         if isinstance(source, BoundTables) and not bound.is_bounded:
@@ -323,7 +325,10 @@ class BoundTables(ParameterClient):
         self.begin_rows(bound.spec, ids, rows)
 
     def _move(self, parameter: Parameter, bound: BoundTable) -> None:
-        """Copy the value from another optimizer's table to this one, whose optimizer state stays."""
+        """Copy the value from another optimizer's table to this one.
+
+        The optimizer state of this table stays.
+        """
         before = self._bound_by_parameter[id(parameter)]
         self.exclusively(lambda: self._copy_value(before, bound))
         bound.drop_pulled()
@@ -340,7 +345,7 @@ class BoundTables(ParameterClient):
         self.set_weights(target.spec, value, ids)
 
     def exclusively(self, write: Callable[[], None]) -> None:
-        """Run exclusively, as ParameterClient.exclusively does.
+        """Call `write` on worker 0 while all workers wait, then drop all pulled values.
 
         Raises:
             UsageError: Workers are pipelines of several stages, which have different tables.
@@ -361,7 +366,7 @@ class BoundTables(ParameterClient):
 
 
 def tables(runtime: Runtime | None = None) -> BoundTables:
-    """Return the bound tables of a runtime, or of the active one if it is None."""
+    """Return the BoundTables of a runtime, or of the active runtime if it is None."""
     process = current()
     runtime = runtime or process.active()
     bound: BoundTables | None = process.bound_tables
@@ -371,7 +376,7 @@ def tables(runtime: Runtime | None = None) -> BoundTables:
 
 
 def read_ahead(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]) -> None:
-    """Begin to pull what the next step needs, as `BoundTables.read_ahead`, if one runtime has all of it."""
+    """Start to pull the next step's values (`BoundTables.read_ahead`), if one runtime has all of them."""
     bindings = {id(p.binding): p.binding for p in [*dense, *(p for p, _ in sparse)]}
     binding = next(iter(bindings.values()), None)
     if len(bindings) == 1 and isinstance(binding, BoundTables):
@@ -379,17 +384,17 @@ def read_ahead(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Ask
 
 
 def has_pushed() -> bool:
-    """Return whether this process has trained any parameter."""
+    """Return whether this process has pushed any gradient."""
     return _pushes > 0
 
 
 def watch(watcher: ValueCache) -> None:
-    """Register a cache: each `invalidate` calls its `drop_values`. The reference to it is weak."""
+    """Register a cache, whose `drop_values` every `invalidate` calls. Holds only a weak reference to it."""
     current().caches.add(watcher)
 
 
 def invalidate() -> None:
-    """Drop all cached values, because something besides this worker's pushes has changed the tables."""
+    """Drop all cached values. Call it when something other than this worker's pushes has changed tables."""
     process = current()
     if process.bound_tables is not None:
         process.bound_tables.drop_pulled()
@@ -398,7 +403,7 @@ def invalidate() -> None:
 
 
 def as_gradient(bound: BoundTable, grad: Grad | SparseElements, rate: float) -> Gradient:
-    """Return a gradient in the form of its table: by rows for a sparse one, an array for a dense one."""
+    """Return a gradient in the form that its table needs: by rows for a sparse table, else as an array."""
     if bound.spec.kind == "sparse" and isinstance(grad, np.ndarray):
         grad = SparseGrad(bound.all_ids(), grad)
     elif bound.spec.kind == "dense" and isinstance(grad, SparseGrad):
@@ -424,8 +429,8 @@ class _Average:
 
         average - r * (-value + 1 * average) = (1 - r) * average + r * value
 
-    The servers apply the decay to the average that they hold. If workers sent average - value instead, an old
-    average could make an average of variances negative.
+    The servers apply the decay to the average that they hold. If workers sent average - value instead,
+    based on an old average, an average of variances could become negative.
     """
 
     momentum: float
@@ -449,14 +454,14 @@ def _average(momentum: float) -> _Average:
 
 
 def promise(parameter: Parameter, momentum: float) -> None:
-    """Bind a parameter to a table of its moving average, which is made when it is first needed."""
+    """Bind a parameter to a table for its moving average. The table is made at its first use."""
     owner = _average(momentum)
     binding = LazyBinding(lambda target: tables().bind(owner, target), early=True)
     parameter.binding = parameter.binding or binding
 
 
 def note(parameter: Parameter, momentum: float, value: NDArray[Any]) -> None:
-    """Add a value to the average of a parameter, with the next push of this worker."""
+    """Add a value to the moving average of a parameter. It is sent with this worker's next push."""
     bound_tables = tables()
     bound = bound_tables.bind(_average(momentum), parameter)
     bound_tables.send_along(bound, -np.asarray(value, np.float32), 1.0 - momentum)

@@ -1,7 +1,7 @@
-"""Norms of gradients, and the scaling that clipping makes of them.
+"""Norms of gradients, and the scaling that clips a gradient to a norm.
 
-Each stage of a pipeline has some of the parameters. Within `gathering` a global norm counts the parameters of
-all stages.
+In a pipeline each stage has only some of the parameters. Within `gathering`, a global norm includes the
+parameters of all stages.
 """
 
 import contextlib
@@ -17,10 +17,11 @@ _gather: Gather | None = None
 
 @contextlib.contextmanager
 def gathering(gather: Gather) -> Iterator[None]:
-    """Compute global norms over the parameters of all stages inside the block.
+    """Compute global norms over the parameters of all stages within the block.
 
     Args:
-        gather: Function that turns the names and squared norms here into the squared norms of all.
+        gather: Called with the names and squared norms of this stage's gradients. Returns the squared norms
+            of all stages' gradients.
     """
     global _gather
     before, _gather = _gather, gather
@@ -31,20 +32,20 @@ def gathering(gather: Gather) -> Iterator[None]:
 
 
 def gathered_squares(names: list[str], squares: list[float]) -> list[float]:
-    """Return the squared norms of all parameters: of these, and within `gathering` of other stages' too.
+    """Return the squared norms of all gradients to clip together. Within `gathering`, includes other stages.
 
     Args:
-        names: Names of the parameters that are clipped here.
-        squares: Squared norm of each gradient.
+        names: Names of the parameters that this process clips.
+        squares: Squared norm of the gradient of each.
     """
     return squares if _gather is None else _gather(names, squares)
 
 
 def squared_norm(values: Floats) -> float:
-    """Return the squared norm, summed in float64 so that it does not depend on the array's layout."""
+    """Return the squared norm of a gradient, summed in float64 so that its memory layout has no influence."""
     return float(np.sum(np.square(values, dtype=np.float64)))
 
 
 def scaled_down(values: Floats, clip_norm: float, norm: float) -> Floats:
-    """Return the values times clip_norm / norm if `norm` is above clip_norm, else the values as they are."""
+    """Scale values by clip_norm / norm if `norm` exceeds `clip_norm`. Otherwise return them unchanged."""
     return values * np.float32(clip_norm / norm) if norm > clip_norm else values

@@ -1,7 +1,7 @@
-"""Parameter: a named trainable array, or a table of rows by id, as programs and optimizers use it.
+"""Parameter: a named trainable array, or a map from ids to rows, as programs and optimizers use it.
 
-Before an optimizer binds it, a parameter holds its value itself. Afterwards a Binding (`binding.py`) reads it
-from the runtime's tables. Use it from the thread that trains.
+A parameter holds its value itself until an optimizer binds it. After that, a Binding (`binding.py`) reads the
+value from the runtime's tables. Use parameters only in the thread that trains.
 """
 
 import functools
@@ -24,7 +24,7 @@ from psfleet.core.engine.schema.table import InitializerSpec, RowPrecision, Serv
 from psfleet.initializer import Assign, Initializer, starting
 
 Floats = NDArray[np.float32]
-_MANY = 10_000  # an embedding with as many rows and dense gradients gets a warning
+_MANY = 10_000  # an embedding with this many rows and dense gradients causes a warning
 
 _log = log_of(__name__)
 
@@ -33,30 +33,34 @@ _living: "weakref.WeakSet[Parameter]" = weakref.WeakSet()
 
 
 class Parameter:
-    """A named float32 array (or an id -> row table) that an optimizer updates.
+    """A named float32 array, or a map from ids to rows, that an optimizer updates.
 
-    Until an optimizer binds it, the value lives here. Once bound, it lives in a table of the
-    runtime; `numpy()` then fetches it when it may have changed.
+        w = Parameter("w", np.zeros((4, 8)))
+        users = Parameter("users", shape=(-1, 16), sparse=True, distributed=True)
+
+    Until an optimizer binds the parameter, its value is in this object. After that, its value is in a table
+    of the runtime, and `numpy()` pulls it if it may have changed.
 
     Attributes:
         name: Name, unique in the fleet. It is also the table's name.
         shape: Shape of the array. A `sparse` parameter has (rows, dim), or (-1, dim) for any 64-bit id.
         sparse: True if rows are in a sparse table and gradients are SparseGrad.
         distributed: True if ids are any int64 and rows are made when first updated. Only with `sparse`.
-        entry: Rule by which unknown ids get a row, or None if all do. Only with `distributed`.
+        entry: Rule that decides when an unknown id gets a row, or None to give every id a row. Only with
+            `distributed`.
         precision: Storage of the rows on servers, as in TableSpec. Only with `sparse`.
-        servers: Number of servers that hold it. With None rows are on all servers, and a dense table is on as
-            many as its size asks for.
-        initializer, seed: Declaration of the first values and its seed. A seed of the initializer itself
-            wins. `value` overrides both for a parameter with a known shape.
-        trainable, learning_rate, regularizer, need_clip: Settings for optimizers; `learning_rate` is a
-            factor on the optimizer's rate.
-        optimizer: Optimizer whose rule, decay and rate apply to this parameter, or None for those of the
-            optimizer that minimizes.
+        servers: Number of servers that hold the parameter. With None, rows are on all servers, and a dense
+            table is on as many servers as its size requires.
+        initializer, seed: Initializer of the values, and its seed. If the initializer has a seed of its own,
+            that seed is used. For a parameter with a known shape, `value` replaces both.
+        trainable, learning_rate, regularizer, need_clip: Settings for optimizers. `learning_rate` is a factor
+            on the optimizer's rate.
+        optimizer: Optimizer whose rule, decay and rate apply to this parameter, or None for the optimizer
+            that minimizes the loss.
         gradient_clip: Clip set by psfleet.clip.set_gradient_clip.
-        do_model_average: True if averages of the weights include it.
-        dtype: float32, or the precision in which the value is shown: float16 or bfloat16 (as float32
-            with the bits of bfloat16). Its float32 master is what the tables hold and update.
+        do_model_average: True if averages of the weights include this parameter.
+        dtype: float32, or the precision in which the value is shown: float16 or bfloat16 (as float32, rounded
+            to bfloat16). The tables hold and update the value in float32.
         grad: Gradient of the last backward pass: an array, a SparseGrad or None.
     """
 
@@ -118,7 +122,11 @@ class Parameter:
         return f"Parameter({self.name!r}, shape={tuple(self.shape)}{kind})"
 
     def numpy(self) -> Floats:
-        """Return the current value, float32 in the parameter's shape. Sparse: rows 0 to shape[0] - 1."""
+        """Return the current value, float32 in the parameter's shape.
+
+        Raises:
+            ShapeError: The parameter has rows for any id, so there is no whole value. Use `lookup`.
+        """
         if self.sparse:
             if self.shape[0] < 0:
                 raise ShapeError(f"parameter {self.name!r} has rows for any id; use lookup(ids)")
@@ -147,15 +155,15 @@ class Parameter:
         """Pool rows of a distributed parameter: float32 [bags, dim].
 
         Returns:
-            `lookup`, or an equal object that was pooled before, for the gradient to name; and the pooled
-            rows.
+            The look-up to name in the gradient, which is `lookup` or an equal one that was pooled before;
+            then the pooled rows.
         """
         if isinstance(self.binding, PoolingBinding):
             return self.binding.pooled(self, lookup)
         return lookup, lookup.pool(self.lookup(lookup.ids))
 
     def _shown(self, master: Floats) -> Floats:
-        """Return float32 values in the parameter's precision."""
+        """Return float32 values rounded to the parameter's precision."""
         if self.dtype == "float16":
             return master.astype(np.float16)
         if self.dtype == "bfloat16":
@@ -171,7 +179,7 @@ class Parameter:
 def _assigned(
     name: str, value: ArrayLike | None, start: Assign, shape: tuple[int, ...] | None
 ) -> ArrayLike:
-    """Return the value that a parameter starts with: `value`, or the array of the initializer."""
+    """Return the value that a parameter starts with: `value`, or else the array of the initializer."""
     if value is not None:
         return value
     if shape is not None and start.value.shape != tuple(shape):
@@ -183,12 +191,16 @@ def _assigned(
 
 
 def living_names() -> set[str]:
-    """Return the names of all parameters of this process, with or without a table."""
+    """Return the names of all parameters in this process, including those without a table."""
     return {parameter.name for parameter in list(_living)}
 
 
 def check_rows(parameter: Parameter, ids: NDArray[np.int64]) -> None:
-    """Refuse ids that a parameter with a known number of rows does not have."""
+    """Check that a parameter with a fixed number of rows has all of these ids.
+
+    Raises:
+        IdError: An id is not one of the rows.
+    """
     rows = parameter.shape[0]
     if (parameter.sparse and parameter.distributed) or rows < 0 or ids.size == 0:
         return
@@ -201,7 +213,7 @@ def check_rows(parameter: Parameter, ids: NDArray[np.int64]) -> None:
 
 
 class Binding(Protocol):
-    """Source of a bound parameter's value. Set on the parameter by the optimizer that owns it."""
+    """Source of a bound parameter's value. The optimizer that owns the parameter sets it."""
 
     def value(self, parameter: Parameter) -> Floats:
         """Return the whole current value."""
@@ -212,19 +224,19 @@ class Binding(Protocol):
     def prefetch(
         self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
     ) -> None:
-        """Pull everything that a step needs in one call, for the other methods to return."""
+        """Pull all values that a step needs, in one call. The other methods then return these values."""
 
 
 @runtime_checkable
 class PoolingBinding(Binding, Protocol):
-    """Binding that also pools rows where they arrive, in place of handing out each of them."""
+    """Binding that can also pool rows as they arrive, so that callers need not get every single row."""
 
     def pooled(self, parameter: Parameter, lookup: PooledIds) -> tuple[PooledIds, Floats]:
         pass
 
 
 def fetch(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]) -> None:
-    """Pull the values that a step is going to use, with one call for each binding."""
+    """Pull the values that a step is about to use, with one call for each binding."""
     bindings = {id(p.binding): p.binding for p in [*dense, *(p for p, _ in sparse)] if p.binding}
     for binding in bindings.values():
         binding.prefetch(
@@ -234,12 +246,12 @@ def fetch(dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]])
 
 
 def note_dense_rows(label: str, rows: int, instead: str) -> None:
-    """Warn once about an embedding that has many rows and dense gradients.
+    """Warn once about an embedding that has at least 10,000 rows and dense gradients.
 
     Args:
-        label: Name of the embedding, for the message.
-        rows: Number of its rows; no warning below 10,000.
-        instead: Clause of the message that names the remedy.
+        label: Name of the embedding, for the warning.
+        rows: Number of its rows.
+        instead: Clause of the warning that names the remedy.
     """
     if rows >= _MANY:
         _warn_once(

@@ -1,8 +1,8 @@
 """Client of the tables that hold parameters: pulls, pushes, read-ahead and writes of whole tables.
 
-`ParameterClient` adds to a Runtime the things that every trainer needs: one pull for all parameters of a
-step, a pull ahead for the next step, and writes that all workers agree on. Programs (`binding.py`) and the
-optimizers of psfleet.torch are built on it. Use it in the thread that trains.
+`ParameterClient` adds to a Runtime the calls that every trainer needs: one pull for all parameters of a step,
+a pull ahead for the next step, and writes that happen once for all workers. Programs (`binding.py`) and the
+optimizers of psfleet.torch are built on it. Use it only in the thread that trains.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,16 +45,17 @@ class ParameterClient:
     def pull(
         self, dense: Sequence[int], rows: Sequence[tuple[int, Asked]]
     ) -> tuple[list[Floats], list[Floats]]:
-        """Pull values of dense tables, and rows or pooled rows of sparse ones, in one call.
+        """Pull values of dense tables, and rows or pooled rows of sparse tables, in one call.
 
-        If `begin_pull` has started a pull of the same values, its result is returned.
+        If `begin_pull` has started a pull of the same values, this returns the result of that pull.
 
         Args:
             dense: Keys of dense tables.
-            rows: Keys of sparse tables, each with ids of any shape or with bags of ids to pool.
+            rows: Look-ups, each a pair of a sparse table's key and either ids of any shape, or bags of ids.
+                The rows of a bag are pooled to one row.
 
         Returns:
-            Values of the dense tables; and for each look-up its rows, float32 [*ids.shape, dim], or its
+            Values of the dense tables. Then for each look-up its rows, float32 [*ids.shape, dim], or its
             pooled rows, float32 [bags, dim].
         """
         reads = self._reads(dense, rows)
@@ -66,10 +67,10 @@ class ParameterClient:
         ]
 
     def begin_pull(self, dense: Sequence[int], rows: Sequence[tuple[int, Asked]]) -> None:
-        """Start to read what the next `pull` will ask for.
+        """Start to pull the values of the next `pull`, which must be called with equal arguments.
 
-        The values will lack a push that is made between this call and that `pull`. The caller must not change
-        the arrays of ids until then.
+        The values will lack a push that is made between this call and that `pull`. Until then, the caller
+        must not change the arrays of ids.
         """
         reads = self._reads(dense, rows)
         self._ahead = reads, self.runtime.pull_ahead(reads)
@@ -85,8 +86,8 @@ class ParameterClient:
         """Push the gradients of a step.
 
         Args:
-            gradients: Gradients, at most one for each table. Pooled ones are spread to their rows here if the
-                runtime cannot do it.
+            gradients: At most one gradient for each table. If the runtime has no pooling, gradients of
+                pooled rows are converted to gradients of single rows here.
             samples, loss: Number of samples of the step, and its loss or None, for the progress display.
         """
         if not self.runtime.pools:
@@ -94,14 +95,17 @@ class ParameterClient:
         self.runtime.push(gradients, samples=samples, loss=loss)
 
     def _arrived(self, reads: Sequence[Read]) -> list[Floats] | None:
-        """Return the values of these reads if exactly these were read ahead, else None."""
+        """Return the values of these reads if `begin_pull` has read exactly the same, else None."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or not _are_alike(ahead[0], reads):
             return None
         return ahead[1].wait()
 
     def exclusively(self, write: Callable[[], None]) -> None:
-        """Let worker 0 write while all workers wait. Every worker must call it."""
+        """Call `write` on worker 0, while all other workers wait until it is done.
+
+        Every worker must call this.
+        """
         self.runtime.flush()
         if self.runtime.worker_num > 1:
             self.runtime.barrier()
@@ -111,12 +115,14 @@ class ParameterClient:
             self.runtime.barrier()
 
     def create(self, make: Callable[["ParameterClient"], T], joins_late: bool) -> T:
-        """Make tables on worker 0 first, so that they start with its values; the other workers wait for it.
+        """Make tables on worker 0 first, so that they start with its values, then on all other workers.
+
+        Every worker must call this, except those that join late.
 
         Args:
-            make: Function that makes the tables.
-            joins_late: True for a worker that joins a running job. Its tables exist, and no other worker
-                would meet it at a barrier.
+            make: Makes the tables, and returns the value that this method returns.
+            joins_late: True for a worker that joins a running job. Its tables exist already, and the other
+                workers do not wait for it.
         """
         runtime = self.runtime
         meets = runtime.worker_num > 1 and not joins_late
@@ -128,8 +134,10 @@ class ParameterClient:
         return tables
 
     def begin_rows(self, spec: TableSpec, ids: Ids, rows: Floats) -> None:
-        """Write rows with a fresh optimizer state, as if no push had changed them. Call it in
-        `exclusively`."""
+        """Write rows with a fresh optimizer state, as if no push had changed them.
+
+        Call it within `exclusively`.
+        """
         self.runtime.write_table(spec.key, TableState(0, [rows, *slots_of(spec, ids)], ids))
 
     def set_weights(
@@ -139,30 +147,31 @@ class ParameterClient:
         ids: Ids | None = None,
         state: TableState | None = None,
     ) -> None:
-        """Set the weights of a table and keep its optimizer state. Call it in `exclusively`.
+        """Set the weights of a table, and keep its optimizer state. Call it within `exclusively`.
 
         Args:
             spec: Definition of the table.
-            weights: Weights, float32, in the shape of a dense table or [n, dim] for a sparse one.
-            ids: Ids of a sparse table, int64 [n]. Every id that has a row must be among them.
-            state: Present state of the table, or None to read it.
+            weights: Weights, float32, in the shape of a dense table, or [n, dim] for a sparse table.
+            ids: Ids of a sparse table, int64 [n]. They must include every id that has a row. None for a
+                dense table.
+            state: Present state of the table, or None to read it from the runtime.
         """
         state = state or self.runtime.read_table(spec.key)
         slots = state.values[1:] if ids is None else slots_of(spec, ids, state)
         self.runtime.write_table(spec.key, TableState(state.step, [weights, *slots], ids))
 
     def drop_pulled(self) -> None:
-        """Drop values that were read ahead, because every table may have changed."""
+        """Drop values that were read ahead. Call it when tables may have changed."""
         self._ahead = None
 
 
 def slots_of(spec: TableSpec, ids: Ids, state: TableState | None = None) -> list[Floats]:
-    """Return the optimizer state of rows, float32 [n, dim] for each slot.
+    """Return the optimizer state for rows, float32 [n, dim] for each slot (state value) of the table's rule.
 
     Args:
         spec: Definition of the table.
-        ids: Ids of the rows, int64 [n]. Every id of `state` must be among them.
-        state: State of some of the rows, or None. Other rows get the first values of the slots.
+        ids: Ids of the rows, int64 [n]. Every id in `state` must be among them.
+        state: State of some of the rows, or None. The slots of all other rows get their initial values.
     """
     slots = [np.full((len(ids), spec.dim), slot.initial, np.float32) for slot in spec.rule.slots]
     if state is not None and state.ids is not None:
@@ -173,14 +182,17 @@ def slots_of(spec: TableSpec, ids: Ids, state: TableState | None = None) -> list
 
 
 def places_of(ids: Ids, targets: Ids) -> Ids:
-    """Return the position in `ids` of each target. Every target must be in `ids`, which needs no order."""
+    """Return the position in `ids` of each target.
+
+    Every target must be in `ids`, which may be in any order.
+    """
     order = np.argsort(ids)
     positions: Ids = order[np.searchsorted(ids, targets, sorter=order)]
     return positions
 
 
 def are_equal(lookup: Asked, other: Asked) -> bool:
-    """Return whether two look-ups read the same rows, and pool them alike."""
+    """Return whether two look-ups read the same rows, and pool them in the same way."""
     if isinstance(lookup, PooledIds):
         return isinstance(other, PooledIds) and lookup.matches(other)
     if isinstance(other, PooledIds):
@@ -189,7 +201,7 @@ def are_equal(lookup: Asked, other: Asked) -> bool:
 
 
 def _are_alike(first: Sequence[Read], second: Sequence[Read]) -> bool:
-    """Return whether two lists of reads ask for the same values in the same order."""
+    """Return whether two lists of reads are for the same values in the same order."""
     return len(first) == len(second) and all(
         first_read.table == second_read.table and _is_alike(_asked(first_read), _asked(second_read))
         for first_read, second_read in zip(first, second, strict=True)
@@ -209,7 +221,7 @@ def _asked(read: Read) -> Asked | None:
 
 
 def step_of(runtime: Runtime, name: str) -> int:
-    """Return the number of a table's updates without reading the table, or 0 if no table has this name."""
+    """Return how many updates a table has had, without reading its rows. 0 if no table has this name."""
     tables = (table for server in runtime.stats() for table in server["tables"])
     return max((table["step"] for table in tables if table["name"] == name), default=0)
 
@@ -217,7 +229,9 @@ def step_of(runtime: Runtime, name: str) -> int:
 def write_weights(
     runtime: Runtime, spec: TableSpec, weights: NDArray[np.float32], ids: Ids | None = None
 ) -> None:
-    """Set the weights of a dense table, which keeps its optimizer state, or rows, which get a fresh one.
+    """Set weights of a table: a whole dense table, or some rows of a sparse table.
+
+    A dense table keeps its optimizer state. Rows get a fresh optimizer state.
 
     Args:
         runtime: Runtime that has the table.

@@ -1,6 +1,6 @@
-"""Checks of a gradient against its parameter, and conversion of sparse gradients to arrays.
+"""Checks a gradient against its parameter, and converts sparse gradients to arrays.
 
-Optimizers call `check_gradient` on all gradients that users hand in, before anything is pushed.
+Optimizers call `check_gradient` for every gradient that a user passes in, before anything is pushed.
 """
 
 import numpy as np
@@ -16,7 +16,10 @@ Floats = NDArray[np.float32]
 
 
 def densify(parameter: Parameter, grad: SparseGrad) -> Floats:
-    """Return the array that a sparse gradient stands for. Rows of a repeated id are summed in order."""
+    """Return a sparse gradient as an array in the parameter's shape.
+
+    Rows of a repeated id are summed in order.
+    """
     check_rows(parameter, grad.ids)
     unique = merge_rows(grad)
     dense = np.zeros(parameter.shape, np.float32)
@@ -25,10 +28,10 @@ def densify(parameter: Parameter, grad: SparseGrad) -> Floats:
 
 
 def _scores(parameter: Parameter, grad: SparseGrad) -> Floats | None:
-    """Return the gradient's shows and clicks, or None if the parameter's table counts none.
+    """Return the gradient's counts of shows and clicks, or None if the parameter's table has no such counts.
 
     Raises:
-        ShapeError: The gradient has counts and the table has no use for them.
+        ShapeError: The gradient has counts, but the table does not.
     """
     if part_of(parameter.entry, ShowClickEntry) is not None:
         return grad.counted()
@@ -41,7 +44,7 @@ def _scores(parameter: Parameter, grad: SparseGrad) -> Floats | None:
 
 
 def check_gradient(parameter: Parameter, grad: Grad) -> Grad:
-    """Return a gradient as float32, in the shape of its parameter or by rows.
+    """Check a user's gradient, and return it as float32: an array, or a SparseGrad.
 
     Raises:
         IdError: An id is no whole number, or not one of the parameter's rows.

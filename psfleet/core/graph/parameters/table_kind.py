@@ -1,12 +1,13 @@
-"""Choice of a parameter's kind of table, and bindings for parameters without a table of their own.
+"""Chooses between a dense and a sparse table for a parameter. Also has bindings that replace a table.
 
-A sparse gradient must have the same effect as the dense gradient that it stands for, zeros included. Under
-SGD rows without a gradient do not change, so a sparse table can leave them alone. Under momentum they drift
-on, and under weight decay they shrink: then a sparse table must visit more rows, or the parameter needs a
-dense table. `placement_of` decides it, by trying the rule on a zero gradient (`reach`).
+A sparse gradient must have the same effect as the dense gradient with zeros in all other rows. Under SGD,
+rows without a gradient do not change, so a sparse table can skip them. Under momentum such rows keep
+moving, and under weight decay they shrink: then an update of a sparse table must visit more rows, or the
+parameter needs a dense table. `placement_of` decides this by applying the rule to a zero gradient
+(`reach`).
 
-`LazyBinding` stands in until the first use makes the table; `AveragedBinding` shows an average of the
-weights.
+`LazyBinding` is used until the first use of a parameter makes its table. `AveragedBinding` shows an average
+of the weights in place of the weights.
 """
 
 import contextlib
@@ -26,8 +27,8 @@ from psfleet.core.graph.parameters.parameter import Parameter, check_rows, fetch
 from psfleet.core.runtime.process_runtime import active
 
 Reach = Literal["touched", "stored", "all"]
-"""Rows that an update must visit so that a sparse gradient has the effect of the dense one: those with a
-gradient, every row that ever had one, or simply all.
+"""Rows that an update must visit so that a sparse gradient has the effect of the dense one: only rows with a
+gradient ("touched"), every row that ever had a gradient ("stored"), or all rows.
 """
 
 
@@ -37,11 +38,11 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Kind of a parameter's table.
+    """Kind of table that a parameter gets.
 
     Attributes:
-        kind: As in TableSpec. A sparse table needs gradients by rows.
-        every_row: True if an update visits all rows of the table, as in TableSpec.
+        kind: Kind of the table. A sparse table needs gradients by rows.
+        every_row: True if an update visits all rows that exist, not only those with a gradient.
     """
 
     kind: Literal["dense", "sparse"]
@@ -49,25 +50,25 @@ class Placement:
 
 
 def has_any_id(parameter: Parameter) -> bool:
-    """Return whether a parameter has rows for any 64-bit id, instead of a known number of rows."""
+    """Return whether a parameter has rows for any 64-bit id, instead of a fixed number of rows."""
     return parameter.sparse and (parameter.distributed or parameter.shape[0] < 0)
 
 
 def placement_of(
     parameter: Parameter, rule: Rule, decay: DecaySpec, lazy: bool, every_row: bool = False
 ) -> Placement:
-    """Choose the table that gives a parameter the reference's semantics.
+    """Choose the table for which a parameter behaves as in the reference framework.
 
     A parameter with rows for any id gets a sparse table, whose updates visit only rows with a gradient. Any
-    other parameter behaves as if its gradients were dense, so that rows without a gradient still decay and
-    drift, unless the optimizer is lazy. Its table is sparse if the rule leaves such rows as they are.
+    other parameter must behave as if its gradients were dense: rows without a gradient still decay and keep
+    moving, unless the optimizer is lazy. It gets a sparse table only if the rule leaves such rows unchanged.
 
     Args:
         parameter: Parameter to place.
-        rule: Rule of its optimizer.
+        rule: Update rule of its optimizer.
         decay: Weight decay of the optimizer. Any decay changes all rows.
-        lazy: True if the optimizer leaves rows without a gradient alone.
-        every_row: True if updates visit all existing rows of a parameter with rows for any id.
+        lazy: True if the optimizer leaves rows without a gradient unchanged.
+        every_row: True if updates must visit all existing rows of a parameter with rows for any id.
     """
     if has_any_id(parameter):
         return Placement("sparse", every_row)
@@ -81,11 +82,11 @@ def placement_of(
 
 @lru_cache(maxsize=256)
 def reach(rule: Rule) -> Reach:
-    """Return which rows an update under this rule must visit, found by trying a zero gradient.
+    """Return the rows that an update under this rule must visit, found by applying a zero gradient.
 
-    If it moves a fresh row, an update must visit all rows. If it moves a row that has had gradients (its
-    slots are no longer at their first values), it must visit those rows. A rule that cannot be tried counts
-    as "all".
+    If a zero gradient changes a fresh row, an update must visit all rows. If it changes a row that has had
+    gradients (whose slots no longer have their initial values), an update must visit all such rows. The
+    result is "all" too if the rule raises an error.
     """
     if rule.unit == "parameter":
         return "all"
@@ -103,8 +104,7 @@ def reach(rule: Rule) -> Reach:
 def _used(
     rule: Rule, scalar: Callable[..., tuple[float, ...]], values: tuple[float, ...]
 ) -> Iterator[tuple[int, tuple[float, ...]]]:
-    """Yield the values of a weight and its slots after some updates, each with the number of the next
-    step."""
+    """Yield the next step's number and a weight with its slots, after one, two and three updates."""
     for step, gradient in enumerate((0.5, -0.25, 1.5), 1):
         w, *slots = values
         values = scalar(w, gradient, *slots, _numbers(rule, w, gradient, slots, step))
@@ -114,9 +114,9 @@ def _used(
 def _numbers(
     rule: Rule, w: float, gradient: float, slots: Sequence[float], step: int
 ) -> tuple[float, ...]:
-    """Return the numbers that a rule's scalar function gets for a whole batch, for a unit of one weight.
+    """Return the last argument of a rule's scalar function, the numbers that are the same for a whole batch.
 
-    Rules that measure a unit (such as the norm of a row) get the combined measure too.
+    For rules that measure a unit (such as the norm of a row), includes the measure of a unit of one weight.
     """
     h, measure, combine = rule.scalars(0.1, step), rule.measure(), rule.combine()
     if measure is None or combine is None:
@@ -134,15 +134,15 @@ def _moves(
 
 
 class LazyBinding:
-    """Binding that makes a parameter's table when the value is first needed.
+    """Binding that makes a parameter's table when its value is first needed.
 
-    So a run starts from the value in the fleet, and not from the value with which this process would start
-    it. Implements psfleet.core.graph.parameters.parameter.Binding.
+    So a run starts from the value that the fleet has, not from the initial value in this process. Implements
+    psfleet.core.graph.parameters.parameter.Binding.
 
     Args:
-        bind: Function that makes the table of a parameter and binds the parameter to it.
-        early: True to make the table at the first read even in an embedded runtime without such a table.
-            There the parameter's own value is as good until an optimizer updates it.
+        bind: Makes the table of a parameter, and binds the parameter to it.
+        early: True to make the table at the first read in every case. False to make no new table in an
+            embedded runtime: there the parameter's own value is right until an optimizer updates it.
     """
 
     def __init__(self, bind: Callable[[Parameter], Any], early: bool) -> None:
@@ -160,23 +160,24 @@ class LazyBinding:
             return parameter.lookup(ids)
 
     def pooled(self, parameter: Parameter, lookup: PooledIds) -> tuple[PooledIds, Floats]:
-        """Pool the rows."""
+        """Return pooled rows, as `Parameter.pooled` does."""
         with self._settled([parameter]):
             return parameter.pooled(lookup)
 
     def prefetch(
         self, dense: Sequence[Parameter], sparse: Sequence[tuple[Parameter, Asked]]
     ) -> None:
-        """Make the tables, and pull everything that a step needs."""
+        """Make the tables, and pull all values that a step needs."""
         with self._settled([*dense, *(p for p, _ in sparse)]):
             fetch(dense, sparse)
 
     @contextlib.contextmanager
     def _settled(self, parameters: Sequence[Parameter]) -> Iterator[None]:
-        """Make the tables that are needed now, and let the block read the parameters without this binding."""
+        """Make the tables of these parameters, and let the block read the parameters without this binding."""
         runtime, parameters = active(), list({id(p): p for p in parameters}.values())
-        # Without a binding a parameter gives its own value: `bind` fills the new table with it, and a
-        # parameter that gets no table yet answers the block's read. That one gets this binding back below.
+        # Without a binding, a parameter returns its own value. `bind` fills the new table with that value.
+        # A parameter that gets no table yet also returns its own value in the block, and gets this binding
+        # back below.
         for parameter in parameters:
             parameter.binding = None
             if self._early or runtime.server_num or key_of(parameter.name) in runtime.specs():
@@ -187,13 +188,13 @@ class LazyBinding:
 
 
 class AveragedBinding:
-    """Binding that shows an average in place of a parameter's value, until the optimizer restores it.
+    """Binding that shows an average in place of a parameter's value, until the optimizer restores the value.
 
-    Meanwhile a run of the training program only evaluates. Implements
+    While it is in use, a run of the training program updates nothing. Implements
     psfleet.core.graph.parameters.parameter.Binding.
 
     Args:
-        average: Average to show, float32 in the parameter's shape. It becomes read-only.
+        average: Average to show, float32 in the parameter's shape. The array becomes read-only.
     """
 
     read_only = True

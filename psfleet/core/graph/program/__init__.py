@@ -1,1 +1,1 @@
-"""The graph of operations: variables, records, backward passes, programs and their executor."""
+"""The graph of operations: variables, records of operations, backward passes, programs and their runs."""

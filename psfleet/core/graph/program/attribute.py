@@ -1,8 +1,9 @@
 """ParamAttr: settings of a layer's parameter, and the functions that make parameters from them.
 
-Layers take an attribute as a ParamAttr, a name, an initializer, True or False (`attribute`), and then make
-their parameter in the default startup program (`make_parameter`). A name that exists there gives the
-existing parameter, which is how layers share weights.
+Layers accept an attribute as a ParamAttr, a name, an initializer, True or False, and convert it with
+`attribute`. Then they make their parameter in the default startup program (`make_parameter`). If the program
+has a parameter of that name already, they get the existing one. So layers share weights by naming the same
+parameter.
 """
 
 from dataclasses import dataclass
@@ -27,21 +28,23 @@ from psfleet.regularizer import WeightDecay
 
 @dataclass
 class ParamAttr:
-    """Name, first values and treatment of one parameter.
+    """Name, initial values and other settings of one parameter of a layer.
+
+        y = layers.fc(x, 8, param_attr=ParamAttr(name="w", learning_rate=0.1))
 
     Attributes:
         name: Name of the parameter. Layers with the same name share it.
         initializer: Initializer from psfleet.initializer, or None for the layer's default.
         learning_rate: Factor on the optimizer's rate.
         regularizer: Regularizer that replaces the optimizer's, or None to use the optimizer's.
-        trainable: False for a parameter that keeps its first value.
+        trainable: False for a parameter that keeps its initial value.
         do_model_average: False if ModelAverage and ExponentialMovingAverage leave the parameter out.
         need_clip: False if gradient clipping leaves the parameter out.
         precision: Storage on servers of an embedding's rows with sparse gradients: "float32", "bfloat16" (for
-            the weights), "bfloat16/bfloat16" or "bfloat16/int8" (for the weights and the state).
-        servers: Number of servers that hold the parameter; with fewer a step calls fewer. With None, rows
-            are on all servers and other weights on as few as their size needs. A table that exists stays
-            where it is.
+            the weights), "bfloat16/bfloat16" or "bfloat16/int8" (for the weights and the optimizer state).
+        servers: Number of servers that hold the parameter. With fewer servers, a step makes fewer calls.
+            With None, rows are on all servers, and other weights on as few as their size requires. An
+            existing table stays on its servers.
     """
 
     name: Annotated[str, Must(bool, "a text")] | None = None
@@ -62,10 +65,10 @@ Attribute: TypeAlias = ParamAttr | str | bool | InitializerSpec | initializers.I
 
 
 def attribute(argument: Attribute) -> ParamAttr | None:
-    """Convert a layer's argument to a ParamAttr, or to None if it is False, which means no parameter.
+    """Convert a layer's argument to a ParamAttr. Returns None if it is False, which means no parameter.
 
     Args:
-        argument: A ParamAttr, a name, an initializer, or True or None for the defaults.
+        argument: A ParamAttr, a name, or an initializer. True or None means a ParamAttr with defaults.
 
     Raises:
         UsageError: The argument is something else.
@@ -98,17 +101,18 @@ def make_parameter(
     by_row: bool = False,
     entry: Entry | None = None,
 ) -> Parameter:
-    """Return a parameter of the default startup program, made if its name is new.
+    """Return the default startup program's parameter of a name. Makes it if there is none.
 
     Args:
         shape: Shape of the parameter.
-        name: Name if the attributes have none.
+        name: Name, used if the attributes have none.
         attributes: Settings of the parameter.
-        start: Initializer if the attributes have none.
+        start: Initializer, used if the attributes have none.
         sparse, distributed: Kind of the parameter, as in Parameter.
-        by_row: True for a dense parameter that starts with the same bits as a sparse one of its name.
-        entry: Rule of a distributed parameter for giving a row to an unknown id, or None to give one to
-            every id.
+        by_row: True for a dense parameter whose initial values must equal those of a sparse one with this
+            name.
+        entry: Rule that decides when an unknown id of a distributed parameter gets a row, or None to give
+            every id a row.
 
     Raises:
         ShapeError: The parameter exists with another shape or kind.
@@ -165,7 +169,7 @@ def create_parameter(
     is_bias: bool = False,
     default_initializer: Any = None,
 ) -> Variable:
-    """Make a dense parameter and return a variable to compute with it.
+    """Make a dense parameter, and return a variable to compute with it.
 
         w = create_parameter([4, 8], name="w")
         y = layers.matmul(x, w)
@@ -173,9 +177,9 @@ def create_parameter(
     Args:
         shape: Shape, without unknown extents.
         dtype: float32, the only dtype of parameters.
-        name: Name of the parameter, by default `attr.name` or a generated one.
+        name: Name of the parameter. The default is `attr.name` or a generated name.
         attr: Settings as a ParamAttr, a name or an initializer.
-        is_bias: True if the parameter starts as zeros by default. Otherwise it starts by Xavier.
+        is_bias: True if the default initial value is zeros, False if it is Xavier's.
         default_initializer: Initializer if `attr` has none, instead of these defaults.
     """
     if dtype_of(dtype) != np.float32:

@@ -1,8 +1,9 @@
-"""Backward passes of programs: adds gradients of a loss to a program as variables.
+"""Backward passes of programs: adds the gradients of a loss to a program as variables.
 
-`append_backward` makes no records. It makes a variable for each gradient that refers to a `Backward`; a run
-that needs such a variable goes back through the records of the loss (`run.py`). So gradients are computed
-only if they are fetched or an optimizer's update uses them. Gradients of gradients are not available.
+`append_backward` makes no records of operations. It makes a variable for each gradient, which refers to a
+`Backward`. If a run needs such a variable, it goes back through the records of the loss (`run.py`). So
+gradients are computed only if they are fetched or an optimizer's update uses them. Gradients of gradients
+are not available.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -19,11 +20,11 @@ from psfleet.core.graph.program.variable import Variable, leaf
 
 @dataclass(frozen=True)
 class Automatic:
-    """Setting for checkpoints that the first run chooses, from times and sizes that it measures.
+    """Setting that lets the first run choose checkpoints, from times and sizes that it measures.
 
     Attributes:
-        budget: Bytes that activations may take, or None for as many as checkpoints at every sqrt(n)-th
-            operation take.
+        budget: Bytes that activations may take. With None it is the number of bytes that they would take with
+            a checkpoint after every sqrt(n) operations.
     """
 
     budget: int | None = None
@@ -35,11 +36,11 @@ class Backward:
 
     Attributes:
         loss: Variable to start from.
-        gradients: Leaf variables, each with the variable that stands for its gradient.
+        gradients: For each leaf variable (parameter or data), the variable that represents its gradient.
         blocked: Names of variables through which no gradient flows.
-        checkpoints: Variables whose values are kept, while activations between them are dropped and computed
-            again. None keeps all activations.
-        pipeline: PipelineSpec (`pipeline/cutting.py`) by which stages run the program in micro-batches, or
+        checkpoints: Variables whose values are kept. Activations between them are dropped and computed again.
+            None keeps all activations.
+        pipeline: PipelineSpec (`pipeline/cutting.py`) for running the program in stages and micro-batches, or
             None to run it as a whole.
     """
 
@@ -50,7 +51,7 @@ class Backward:
     pipeline: Any = None
 
     def active(self) -> tuple[list[Record], set[Variable]]:
-        """Return the records that gradients go through, in forward order, and the variables that get one."""
+        """Return the records on the way of gradients, in forward order, and all variables with a gradient."""
         variables = set(self.gradients)
         records = []
         for record in ancestors([self.loss]):
@@ -71,7 +72,7 @@ def append_backward(
     callbacks: Sequence[Callable[..., Any]] | None = None,
     checkpoints: Sequence[Parameter | Variable | str] | Automatic | None = None,
 ) -> list[tuple[Parameter, Variable]]:
-    """Add the gradients of a loss by its parameters to the default program.
+    """Add the gradients of a loss with respect to its parameters to the default program.
 
         pairs = append_backward(loss)
         [gradient] = exe.run(feed=feed, fetch_list=[pairs[0][1]])
@@ -82,12 +83,12 @@ def append_backward(
         no_grad_set: Parameters to leave out, and variables through which no gradient flows.
         callbacks: Functions to call with every parameter and the variable of its gradient.
         checkpoints: Variables to keep (or names of variables or layers). Values between them are computed
-            again in the backward pass. With `Automatic(budget)` the first run chooses them.
+            again in the backward pass. With `Automatic(budget)` the first run chooses the checkpoints.
 
     Returns:
-        Pairs of a parameter and the variable of its gradient, in the order in which the parameters were first
-        used. A gradient can be fetched, computed with, and given to an update. Its value is an array, or a
-        SparseGrad for a sparse parameter.
+        Pairs of a parameter and the variable of its gradient, in the order in which the program first uses
+        the parameters. A gradient can be fetched, used in further operations, and passed to an update. Its
+        value is an array, or a SparseGrad for a sparse parameter.
 
     Raises:
         UsageError: The loss depends on none of the parameters, or on a gradient.
@@ -122,11 +123,13 @@ def append_backward(
 def gradients(
     targets: Variable | Sequence[Variable], inputs: Variable | Sequence[Variable]
 ) -> list[Variable]:
-    """Add the gradients of a target by leaf variables to the default program, and return their variables.
+    """Add the gradients of a target to the default program, and return their variables.
+
+        [gradient] = gradients(loss, x)
 
     Args:
         targets: Variable with a single value, or a list of one such variable.
-        inputs: Leaf variables: parameters or data.
+        inputs: Variables to differentiate by: parameters or data, but not results of operations.
 
     Raises:
         UsageError: The number of targets is not 1, or an input is computed by the program.
@@ -145,10 +148,10 @@ def gradients(
 
 
 def check_checkpoints(checkpoints: Any) -> None:
-    """Refuse an argument that is no list of checkpoints, such as a single name.
+    """Check that an argument is a list of checkpoints or Automatic, and not a single name, for example.
 
     Raises:
-        UsageError: The argument is neither a list nor Automatic.
+        UsageError: It is neither.
     """
     if isinstance(checkpoints, str) or not isinstance(checkpoints, Sequence | Automatic):
         raise UsageError(f"checkpoints is {checkpoints!r}; it must be a list of variables or names")
@@ -184,8 +187,7 @@ def known_variable(entry: Any, what: str) -> Variable:
     """Return a variable of the default program that a user has named.
 
     Args:
-        entry: The variable itself, its parameter, its name, or the name of its layer for the layer's last
-            result.
+        entry: The variable, its parameter, its name, or the name of a layer for the layer's last result.
         what: Noun for messages, such as "checkpoint".
 
     Raises:
@@ -222,12 +224,12 @@ def _parameters_of(loss: Variable) -> dict[str, Variable]:
 def known_names(
     entries: Iterable[Any], owner: str, vocabulary: Container[str] | None = None
 ) -> list[str]:
-    """Return the names of a user's list of variables, parameters or names.
+    """Return the names in a list that a user has passed, which may hold variables, parameters or names.
 
     Args:
         entries: Variables, parameters or names.
-        owner: Argument that the list was given for, for messages.
-        vocabulary: Names that may be given as text, or None for those of the default program.
+        owner: Argument that the list was passed as, for messages.
+        vocabulary: Names that are allowed as text, or None for the names of the default program.
 
     Raises:
         UsageError: The list is a single text, or an entry has no name or an unknown one.

@@ -1,6 +1,6 @@
 """Generated names for variables and parameters that the user does not name.
 
-Names of tables come from them, so that every process that runs the same script must count alike.
+Tables are named after parameters. So every process that runs the same script must generate the same names.
 """
 
 import contextlib
@@ -18,13 +18,19 @@ def generate(key: str) -> str:
 
 
 def renew() -> None:
-    """Start all counts again from 0."""
+    """Start all counts from 0 again."""
     _counts.clear()
 
 
 @contextlib.contextmanager
 def guard() -> Iterator[None]:
-    """Count from 0 inside the block, so that two networks built under guards get equal names."""
+    """Count from 0 within the block, so that two networks built under guards get equal names.
+
+    with program_guard(train, startup), unique_name.guard():
+        build()
+    with program_guard(test, startup), unique_name.guard():
+        build()  # the same names, so it shares the parameters
+    """
     global _counts
     before, _counts = _counts, Counter()
     try:

@@ -1,12 +1,12 @@
-"""Core types of the graph: operations, records of their use, and the sweep of gradients back through records.
+"""Core types of the graph: operations, records of their use, and the backward sweep through records.
 
-An operation (Op) is a small frozen value: its kind and its settings. A record says to which variables an
-operation was applied and which variable came out. Eager and static programs are made of the same records;
-they differ only in when `forward` runs. To add an operation, subclass Op in a module of `ops`: shape
-inference, forward and backward are its methods.
+An operation (Op) is a small frozen value: its kind and its settings. A record has an operation, the variables
+it was applied to, and the variable that came out. Eager code and programs are made of the same records; they
+differ only in when `forward` runs. To add an operation, subclass Op in a module of `ops`, and define its
+shape inference, forward and backward pass as methods.
 
-The helpers for shapes and dtypes raise ShapeError with a sentence for the user, so that a wrong program fails
-where the script builds it and not in its first run.
+The helper functions for shapes and dtypes raise ShapeError with a sentence for the user. So a wrong program
+fails in the line of the script that builds it, and not in its first run.
 """
 
 import itertools
@@ -33,7 +33,7 @@ _kinds: dict[str, type["Op"]] = {}  # operations by the names under which progra
 _serials = itertools.count()
 
 
-# The dtype that values get by default, by the kind of their NumPy dtype.
+# Default dtype of variables, by the kind of the NumPy dtype of their values.
 _KINDS: dict[str, np.dtype[Any]] = {
     "f": np.dtype(np.float32),
     "i": np.dtype(np.int64),
@@ -43,13 +43,13 @@ _KINDS: dict[str, np.dtype[Any]] = {
 
 
 class Context:
-    """State of one run of a record: what its forward pass keeps for its backward pass.
+    """State of one run of a record, which its forward pass keeps for its backward pass.
 
     Attributes:
-        program: Running program, which has the seed, the step, the memory and whether it trains.
+        program: Running program. It has the seed, the step, the memory, and the flag for tests.
         record: Record that runs.
-        needs: Flags of the inputs that need a gradient. If none does, `save` keeps nothing.
-        products: Way in which this run multiplies matrices.
+        needs: For each input, True if it needs a gradient. If none does, `save` keeps nothing.
+        products: Implementation of matrix products in this run.
         saved: Values that `forward` has saved for `backward`.
     """
 
@@ -72,14 +72,15 @@ class Context:
 class Op:
     """A kind of operation with its settings. Subclasses are frozen dataclasses of plain values.
 
-    `forward` and `backward` compute in the dtype of their inputs and never write to them.
+    `forward` and `backward` compute in the dtype of their inputs and never write to the inputs.
 
     Attributes:
         differentiable: False if no gradient flows from the output to any input.
-        by_rows: True if `forward` takes sparse parameters and SparseGrads as they are. For other operations
-            they are turned into arrays first.
-        saved: Name of the operation in program files, then the names of its settings in their order. Empty
-            if it cannot be saved. Declared with the class: `class Scale(Op, saved="scale factor offset")`.
+        by_rows: True if `forward` accepts sparse parameters and SparseGrads. For other operations they are
+            converted to arrays first.
+        saved: Name of the operation in program files, then the names of its settings in their order. Empty if
+            the operation cannot be saved. Declared with the class:
+            `class Scale(Op, saved="scale factor offset")`.
     """
 
     differentiable: ClassVar[bool] = True
@@ -93,7 +94,7 @@ class Op:
             _kinds[cls.saved[0]] = cls
 
     def settings(self) -> tuple[Any, ...]:
-        """Return the values of the settings, in the order in which they are declared."""
+        """Return the values of the operation's settings, in the order in which they are declared."""
         return tuple(getattr(self, field.name) for field in fields(self))
 
     def infer(self, *inputs: Any, **none: Any) -> Spec:
@@ -105,33 +106,39 @@ class Op:
         raise NotImplementedError
 
     def predicting(self, inputs: "tuple[Variable, ...]") -> "tuple[Variable, ...]":
-        """Return the inputs that `forward` needs if no gradient goes through it: the first n of them.
+        """Return the inputs that `forward` needs if no gradient flows through it: the first n inputs.
 
-        The rest only matter for the gradient, such as the shows and clicks of an embedding.
+        The other inputs matter only for the gradient, such as the shows and clicks of an embedding.
         """
         return inputs
 
     def forward(self, context: Context, *inputs: Any, **none: Any) -> Array:
-        """Compute the output. Inputs are arrays; with `by_rows` a sparse parameter comes as the Parameter."""
+        """Compute the output. Inputs are arrays.
+
+        With `by_rows`, a sparse parameter is passed as the Parameter.
+        """
         raise NotImplementedError
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
-        """Return the vector-Jacobian product: one gradient per input, or None where `needs` is False."""
+        """Return the vector-Jacobian product: one gradient per input, or None where `needs` is False.
+
+        `gradient` is the gradient of the output.
+        """
         raise NotImplementedError
 
 
 def find_op(kind: str) -> type[Op] | None:
-    """Return the operation that program files save under this name, or None if its module is not imported."""
+    """Return the class of the operation with this name in program files, or None if the name is unknown."""
     return _kinds.get(kind)
 
 
 class Record:
-    """Application of an operation to variables, as a line of a program.
+    """Use of an operation in a program: the operation, its inputs and its output.
 
     Attributes:
         op, inputs, output: Operation, its arguments and its result.
-        serial: Number that grows with each record made. A record can only take results that exist, so sorting
-            by it gives a valid order of execution.
+        serial: Number that grows with each new record. A record can only use results that exist already, so
+            sorting records by this number gives a valid order of execution.
         context: State of an eager record, from its forward pass until its backward pass has used it.
     """
 
@@ -147,8 +154,7 @@ class Record:
     def needed(self, training: bool) -> "tuple[Variable, ...]":
         """Return the inputs that a run needs.
 
-        Args:
-            training: True if gradients go through this record.
+        `training`: True if gradients flow through this record.
         """
         return self.inputs if training else self.op.predicting(self.inputs)
 
@@ -158,7 +164,7 @@ class Record:
 
 
 def dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
-    """Return a dtype by its name.
+    """Return the NumPy dtype for a user's dtype, such as "float32".
 
     Raises:
         ShapeError: Variables cannot have this dtype.
@@ -173,10 +179,10 @@ def dtype_of(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def usual_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that a variable gets by default for values of this dtype: float32, int64 or bool.
+    """Return the default dtype of a variable for values of this dtype: float32, int64 or bool.
 
     Raises:
-        ShapeError: The dtype is not one of numbers.
+        ShapeError: The dtype is not numeric.
     """
     kind = _KINDS.get(dtype.kind)
     if kind is None:
@@ -185,7 +191,7 @@ def usual_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def extents(shape: Iterable[int | None]) -> Shape:
-    """Check a user's shape and return it with None for unknown extents, which users may also write as -1."""
+    """Check a user's shape. Returns it with None for unknown extents, which users may also write as -1."""
     if isinstance(shape, str) or not isinstance(shape, Iterable):
         raise ShapeError(f"a shape is {shape!r}; it must be a list of extents")
     result: list[int | None] = []
@@ -201,9 +207,15 @@ def extents(shape: Iterable[int | None]) -> Shape:
 
 
 def broadcast(first: Shape, second: Shape, what: str) -> Shape:
-    """Return the shape of an elementwise result, by NumPy's rule for broadcasting.
+    """Return the shape of an elementwise result, by NumPy's rules for broadcasting.
 
-    An unknown extent combined with 1 stays unknown. Combined with n it becomes n, for only n or 1 can run.
+    An unknown extent (None) combined with 1 stays unknown. Combined with n it becomes n, because at run time
+    only n or 1 is possible.
+
+    `what`: Subject of the error message.
+
+    Raises:
+        ShapeError: The shapes cannot be combined.
     """
     rank = max(len(first), len(second))
     a_shape = (1,) * (rank - len(first)) + first
@@ -222,14 +234,17 @@ def broadcast(first: Shape, second: Shape, what: str) -> Shape:
 
 
 def same(first: Shape, second: Shape) -> bool:
-    """Return whether two shapes with unknown extents can be equal at run time."""
+    """Return whether two shapes, which may have unknown extents, can be equal at run time."""
     return len(first) == len(second) and all(
         a is None or b is None or a == b for a, b in zip(first, second, strict=True)
     )
 
 
 def axis_of(axis: int, shape: Sequence[object], what: str) -> int:
-    """Return an axis as a number from 0 to rank - 1. Negative axes count from the end."""
+    """Convert an axis to a number from 0 to rank - 1; a negative axis counts from the end.
+
+    Checks its range.
+    """
     rank = len(shape)
     if not -rank <= axis < rank:
         raise ShapeError(f"{what}: axis {axis} is outside a shape of {rank} dimensions")
@@ -237,7 +252,7 @@ def axis_of(axis: int, shape: Sequence[object], what: str) -> int:
 
 
 def size_of(shape: Shape) -> int | None:
-    """Return the number of values, or None if it depends on an unknown extent."""
+    """Return the number of values of a shape, or None if it depends on an unknown extent."""
     size = 1
     for extent in shape:
         if extent is None:
@@ -247,7 +262,7 @@ def size_of(shape: Shape) -> int | None:
 
 
 def need_floats(what: str, *inputs: "Variable") -> None:
-    """Refuse inputs of whole numbers, and floats of different widths."""
+    """Check that inputs are floats, and all of the same dtype."""
     for x in inputs:
         if x.dtype.kind != "f":
             raise ShapeError(f"{what} of {x.name!r} needs floats, not {x.dtype}; use layers.cast")
@@ -255,7 +270,7 @@ def need_floats(what: str, *inputs: "Variable") -> None:
 
 
 def need_one_dtype(what: str, *inputs: "Variable") -> None:
-    """Refuse inputs of different dtypes: nothing is widened behind the user's back."""
+    """Check that inputs have the same dtype. No input is converted without the user's knowledge."""
     for variable in inputs[1:]:
         if variable.dtype != inputs[0].dtype:
             raise ShapeError(
@@ -265,7 +280,7 @@ def need_one_dtype(what: str, *inputs: "Variable") -> None:
 
 
 def scatter_rows(ids: NDArray[np.int64], rows: Array, shape: tuple[int, ...]) -> Array:
-    """Return zeros of `shape` with rows[i] added to row ids[i]; rows of the same id are added in their order.
+    """Return zeros of `shape` with rows[i] added to row ids[i]. Rows of the same id are added in their order.
 
     Rows are sorted by id and each run of equal ids is summed, which is several times faster than np.add.at.
     """
@@ -273,7 +288,7 @@ def scatter_rows(ids: NDArray[np.int64], rows: Array, shape: tuple[int, ...]) ->
     if len(ids) == 0:
         return out
     # A stable sort keeps the rows of an id in the order of the batch. Float addition is not associative, so
-    # another order would give other bits.
+    # another order could give another result in the last bits.
     order = np.argsort(ids, kind="stable")
     in_order = ids[order]
     starts = np.flatnonzero(np.concatenate([[True], in_order[1:] != in_order[:-1]]))
@@ -294,7 +309,7 @@ def ancestors(targets: "Iterable[Variable]") -> list[Record]:
 
 
 def summed(first: Gradient, second: Gradient) -> Gradient:
-    """Add two gradients of the same parameter. The result is a SparseGrad if both are."""
+    """Add two gradients of the same parameter. The result is a SparseGrad if both gradients are."""
     if isinstance(first, PooledGradient) and isinstance(second, PooledGradient):
         return joined_gradients([first, second])
     if isinstance(first, SparseGrad) and isinstance(second, SparseGrad):
@@ -313,36 +328,37 @@ def summed(first: Gradient, second: Gradient) -> Gradient:
 
 
 def dense_rows(grad: SparseGrad, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the array that a SparseGrad stands for. Rows of a repeated id are summed in order."""
+    """Convert a SparseGrad to an array. Rows of a repeated id are summed in order."""
     return scatter_rows(grad.ids, grad.rows, shape)
 
 
 class BackwardPass:
-    """Sweep back through records that carries gradients from the loss to the leaves.
+    """Sweep back through records that computes gradients from the loss to the leaves.
 
     Args:
         seeds: Gradients to start from, such as 1 for the loss.
 
     Attributes:
-        gradients: Gradient of each variable that the sweep has reached and not yet passed. At its end only
-            the leaves are left.
+        gradients: Gradients computed so far of variables that the sweep has not passed yet. At the end these
+            are the gradients of the leaves.
     """
 
     def __init__(self, seeds: "dict[Variable, Gradient]") -> None:
         self.gradients = dict(seeds)
-        # Variables whose gradient is an array made here, so that more can be added in place. A part from an
-        # operation may share memory with a forward value or with another variable's gradient.
+        # Variables whose gradient is an array made here, so that further parts can be added in place. An
+        # array that an operation returned may share memory with a forward value or with another variable's
+        # gradient.
         self._own: set[Variable] = set()
 
     def run(
         self, records: Sequence[Record], contexts: dict[Record, Context], keep: bool = False
     ) -> None:
-        """Go back through records.
+        """Go back through records, and compute the gradients of their inputs.
 
         Args:
             records: Records in forward order.
             contexts: Context of each record. Each is removed as soon as it is used, to free its memory.
-            keep: Leave the contexts for another sweep.
+            keep: True to leave the contexts for another sweep.
         """
         for record in reversed(records):
             context = contexts[record] if keep else contexts.pop(record)
@@ -351,14 +367,14 @@ class BackwardPass:
                 self.step(record, context, gradient)
 
     def step(self, record: Record, context: Context, gradient: Gradient) -> None:
-        """Compute the gradients of a record's inputs from that of its output, and add them."""
+        """Compute the gradients of a record's inputs from the gradient of its output, and add them."""
         parts = record.op.backward(context, gradient)  # type: ignore[arg-type]  # only leaves are sparse
         for variable, need, part in zip(record.inputs, context.needs, parts, strict=True):
             if need and part is not None:
                 self.add(variable, part)
 
     def add(self, variable: "Variable", part: Gradient) -> None:
-        """Add a part to a variable's gradient."""
+        """Add to the gradient of a variable the part that comes from one record."""
         before = self.gradients.get(variable)
         if before is None:
             self.gradients[variable] = part

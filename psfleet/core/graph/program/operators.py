@@ -1,7 +1,7 @@
 """Operators of variables: `+`, `-`, `*`, `/`, `**`, `@`, and the methods reshape and astype.
 
-A number beside a float variable becomes a setting of the operation (`x * 2` is Scale(2)) instead of a
-constant in the program: no variable, no broadcast, and no gradient for it.
+If one operand is a number and the variable is a float, the number becomes a setting of the operation (`x * 2`
+is Scale(2)). As a constant it would need a variable, broadcasting and a gradient.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @checked
 class Operators:
-    """Operators that make `x * 2 + y` an expression of variables, parameters, arrays and numbers."""
+    """Operators for expressions like `x * 2 + y` of variables, parameters, arrays and numbers."""
 
     dtype: np.dtype[Any]
 
@@ -30,7 +30,7 @@ class Operators:
         raise NotImplementedError
 
     def reshape(self, shape: Sequence[int]) -> "Variable":
-        """Return the values in another shape, as layers.reshape does."""
+        """Return the values in another shape. An extent -1 is computed from the number of values."""
         return self._apply(shaping.Reshape(tuple(int(n) for n in shape)), self)
 
     def astype(self, dtype: DTypeLike) -> "Variable":
@@ -83,7 +83,7 @@ class Operators:
     __array_ufunc__ = None
 
     def _binary(self, op: Op, first: Any, second: Any) -> "Variable":
-        """Apply an operation to two operands; a number on the right of floats becomes a setting."""
+        """Apply an operation to two operands. A number as the second operand of a float becomes a setting."""
         if _is_number(second) and self.dtype.kind == "f":
             number = float(second)
             match op:

@@ -1,9 +1,9 @@
 """Programs: lists of the records that a script has made, and the default programs that layers add to.
 
-As in the reference, a script builds two programs at a time. The main program gets the records of layers;
-the startup program only knows the parameters, so that programs built under the same one share them.
-`program_guard` changes both for a block. The defaults are globals of the process and not of a thread: build
-programs in one thread.
+As in the reference framework, a script builds two programs at a time. The main program gets the records of
+layers. The startup program holds only the parameters, so programs built under the same startup program share
+them. `program_guard` changes both for a block. The default programs are the same for all threads of the
+process, so build programs in one thread only.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ _eager = False  # eager mode, as `eager_guard` sets it
 
 @dataclass(frozen=True)
 class Update:
-    """Update that an optimizer makes after each run, by `optimizer.apply_values`.
+    """Update that an optimizer makes after each run of a program, by `optimizer.apply_values`.
 
     Attributes:
         optimizer: Optimizer that gets the gradients.
-        params_grads: Parameters with the variables of their gradients.
+        params_grads: Parameters, each with the variable of its gradient.
         loss: Variable whose value is reported with the update, or None.
     """
 
@@ -45,9 +45,14 @@ class Update:
 
 @dataclass(eq=False)
 class Program:
-    """Graph of operations as a list of records, in the order in which the script made them.
+    """Graph of operations, as a list of records in the order in which the script made them.
 
-    The Executor runs it. Records are never changed, so programs share them and a clone copies only lists.
+        main = Program()
+        with program_guard(main):
+            y = layers.fc(layers.data("x", [4]), 1)
+        [value] = Executor().run(main, {"x": x}, [y])
+
+    Records are never changed. So programs share them, and a clone copies only the lists.
 
     Attributes:
         records, variables: Records of the graph, and its variables by name.
@@ -59,10 +64,11 @@ class Program:
         for_test: True if dropout is off and nothing is updated.
         step: Number of training runs so far.
         memory: State that operations such as auc keep from one run to the next, by variable name.
-        observed: Statistics that operations such as batch_norm have seen in this run, by variable name:
-            (parameter, momentum, value) for each moving average. An update takes and clears them.
-        products: Way in which training runs multiply matrices.
-        version: Number that is new after each change, by which executors recognize an outdated plan.
+        observed: Statistics that operations such as batch_norm have stored in this run, by variable name: for
+            each moving average (parameter, momentum, value). An update uses and clears them.
+        products: Implementation of matrix products in training runs.
+        version: Number that changes with each change of the program. Executors compare it to recognize an
+            outdated plan.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -79,7 +85,7 @@ class Program:
     version: int = field(default_factory=lambda: next(_numbers))
 
     def add(self, variable: "Variable") -> None:
-        """Add a variable and the record that computes it.
+        """Add a variable, and the record that computes it, if any.
 
         Raises:
             UsageError: Another variable has this name.
@@ -101,12 +107,13 @@ class Program:
         params_grads: "list[tuple[Parameter, Variable]]",
         loss: "Variable | None" = None,
     ) -> Update:
-        """Make each run of this program end with `optimizer.apply_values`.
+        """Make each run of this program end with a call of `optimizer.apply_values`.
 
         Args:
             optimizer: Object with `apply_values(values, samples=, loss=)`, where `values` is a list of
                 (Parameter, array or SparseGrad).
-            params_grads: Gradient variables from `append_backward`, or computed from those.
+            params_grads: Parameters with the gradient variables from `append_backward`, or with variables
+                computed from these.
             loss: Variable whose value `apply_values` gets for the progress display.
         """
         update = Update(optimizer, list(params_grads), loss)
@@ -115,7 +122,7 @@ class Program:
         return update
 
     def take_observed(self) -> list[tuple[Parameter, float, Any]]:
-        """Return the statistics that the run has observed, and clear them."""
+        """Return the statistics that operations have stored in this run, and clear them."""
         averages = [entry for entries in self.observed.values() for entry in entries]
         self.observed.clear()
         return averages
@@ -126,7 +133,9 @@ class Program:
 
     @checked
     def clone(self, for_test: bool = False) -> "Program":
-        """Copy the program. The copy shares records and parameters with this one, but no state of runs.
+        """Copy the program. The copy shares records and parameters with this program, but no state of runs.
+
+            test = main.clone(for_test=True)
 
         Args:
             for_test: True for a copy that only evaluates: without dropout and updates, in float32.
@@ -143,10 +152,10 @@ class Program:
         )
 
     def variable(self, name: str, what: str = "variable") -> "Variable":
-        """Return the variable of this name.
+        """Return the variable with this name.
 
         Raises:
-            UsageError: No variable has this name. The message calls it by `what`.
+            UsageError: No variable has this name. The message calls the variable `what`.
         """
         variable = self.variables.get(name)
         if variable is None:
@@ -171,16 +180,19 @@ class Program:
         return list(self.variables.values())
 
     def global_block(self) -> "Program":
-        """Return the program itself, which stands for the only block that it has."""
+        """Return the program itself.
+
+        In the reference framework a program has blocks; here it is its only block.
+        """
         return self
 
     @checked
     def var(self, name: str) -> "Variable":
-        """Return the variable of this name. The reference's blocks have this method."""
+        """Return the variable with this name, as the method of blocks in the reference framework does."""
         return self.variable(name)
 
     def backwards(self) -> "list[Backward]":
-        """Return the backward passes that the updates need."""
+        """Return the backward passes that the program's updates need."""
         passes = {
             variable.backward_pass: None
             for update in self.updates
@@ -203,12 +215,12 @@ _startup = Program()
 
 
 def default_main_program() -> Program:
-    """Return the program to which layers add their records."""
+    """Return the program that layers add their records to."""
     return _main
 
 
 def default_startup_program() -> Program:
-    """Return the program in which new parameters are entered."""
+    """Return the program that new parameters are added to."""
     return _startup
 
 
@@ -221,7 +233,7 @@ def renew() -> None:
 @contextlib.contextmanager
 @checked
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """Make these the default programs inside the block.
+    """Make these programs the default programs within the block.
 
         with program_guard(Program(), Program()):
             y = layers.fc(layers.data("x", [4]), 1)
@@ -243,13 +255,13 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 
 
 def in_eager_mode() -> bool:
-    """Return whether operations without a concrete or a symbolic input compute at once."""
+    """Return whether eager mode is on. Operations on parameters alone are then computed at once."""
     return _eager
 
 
 @contextlib.contextmanager
 def eager_guard(eager: bool = True) -> Iterator[None]:
-    """Switch eager mode on or off inside the block."""
+    """Switch eager mode on or off within the block."""
     global _eager
     before, _eager = _eager, eager
     try:

@@ -1,13 +1,13 @@
-"""Recompute: drop activations between checkpoints and compute them again in the backward pass.
+"""Recompute: drops activations between checkpoints and computes them again in the backward pass.
 
-The forward records are cut into segments. A dropped segment saves nothing in the forward pass; what
-later segments take from it stays. The backward pass computes it again, with the same operations on
-the same values, and goes back through it. So gradients are the same bits, dropout masks included.
+The forward records are cut into segments. A dropped segment saves nothing in the forward pass, except the
+values that later segments read. The backward pass computes the segment again, with the same operations on the
+same values, and then goes back through it. So gradients are bit-identical, including dropout masks.
 
-The operations of the forward pass are measured once. Over the positions between them a dynamic
-program then chooses segments and which of them to drop. With m(i, j) what segment [i, j) saves, x(j)
-what crosses position j, t(i, j) its time, B the budget, and r(j) the memory held for the part before
-j when the backward pass has come down to j:
+With `Automatic` checkpoints, the operations of the forward pass are measured once. A dynamic program then
+chooses the segments, and which segments to drop. A segment [i, j) has the operations from position i to
+before j. Let m(i, j) be the bytes that it saves, x(j) the bytes that cross position j, t(i, j) its time, B
+the budget, and r(j) the memory in use for operations before j when the backward pass has come down to j:
 
     dropped: r(j) = r(i) + x(j), allowed if r(i) + m(i, j) <= B, costs t(i, j)
     kept:    r(j) = r(i) + m(i, j) <= B, costs nothing
@@ -15,7 +15,8 @@ j when the backward pass has come down to j:
 Memory is counted in steps of B / 256, rounded up, so that a choice never exceeds the budget.
 
 `RecomputingRun` replaces `ProgramRun` for a program with checkpoints (`append_backward(checkpoints=)` or
-RecomputeOptimizer). Cuts are made in its first run and kept in the plan, so that only that run measures.
+RecomputeOptimizer). The segments are chosen in its first run and stored in the plan, so only that run
+measures.
 """
 
 import copy
@@ -38,14 +39,14 @@ from psfleet.core.graph.program.run import BackwardPlan, ExecutionPlan, ProgramR
 from psfleet.core.graph.program.variable import Variable, compute
 
 LEVELS = 256
-"""Number of steps in which a memory budget is counted."""
+"""Number of steps that a memory budget is divided into."""
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class ForwardCosts:
-    """Costs of the forward pass, operation by operation.
+    """Measured costs of each operation of a forward pass.
 
     Attributes:
         saved: Bytes that each operation keeps for its backward pass, int64 [n].
@@ -59,10 +60,10 @@ class ForwardCosts:
 
 
 def profile(run: ProgramRun) -> ForwardCosts:
-    """Measure the plan's forward records on the run's own values, and restore these afterwards."""
+    """Measure the plan's forward records on the run's own values. Restores these values afterwards."""
     records = run.plan.forward
     before = dict(run.values)
-    # Metrics accumulate over runs in the program's memory, and must not count these samples twice.
+    # Metrics accumulate over runs in the program's memory. Use a copy, so that no sample is counted twice.
     program = dataclasses.replace(run.program, memory=copy.deepcopy(run.program.memory))
     uses = {v: i for i, record in enumerate(records) for v in record.inputs}
     results = run.plan.kept
@@ -91,9 +92,9 @@ def profile(run: ProgramRun) -> ForwardCosts:
 
 
 def _new_bytes(part: Any, owners: dict[int, Any]) -> int:
-    """Return the bytes of an array, or 0 if an array on the same memory was counted and is still alive.
+    """Return the bytes of an array, or 0 if its memory was counted already and is still in use.
 
-    The owner is compared too, because a new object may get the id() of one that was freed.
+    The owner is compared too, because a new object may get the id() of a freed one.
     """
     if not isinstance(part, np.ndarray):
         return 0
@@ -113,9 +114,12 @@ def owner_of(value: Any) -> Any:
 
 
 def even_cuts(count: int) -> tuple[list[int], list[bool]]:
-    """Return the usual cuts: about sqrt(n) segments of equal length, all dropped but the last.
+    """Return the default cuts: about sqrt(n) segments of equal length, all dropped except for the last one.
 
     The last segment is kept, because the backward pass needs it at once.
+
+    Returns:
+        Edges of the segments (0 to n), and for each segment True if it is dropped.
     """
     parts = max(1, math.isqrt(count))
     edges = sorted({round(i * count / parts) for i in range(parts + 1)})
@@ -123,7 +127,7 @@ def even_cuts(count: int) -> tuple[list[int], list[bool]]:
 
 
 def peak_of(costs: ForwardCosts, edges: list[int], drops: list[bool]) -> int:
-    """Return the largest number of bytes that the cuts need at a time, as the dynamic program counts them."""
+    """Return the largest number of bytes in use at a time with these cuts, as `_search` counts them."""
     total = np.concatenate([[0], np.cumsum(costs.saved)])
     live = peak = 0
     for (i, j), drop in zip(pairwise(edges), drops, strict=True):
@@ -134,14 +138,14 @@ def peak_of(costs: ForwardCosts, edges: list[int], drops: list[bool]) -> int:
 
 
 def choose_cuts(costs: ForwardCosts, budget: int | None) -> tuple[list[int], list[bool]]:
-    """Choose the cuts that recompute for the least time within a budget.
+    """Choose the cuts that cost the least recomputing time within a budget.
 
     Args:
         costs: Measured costs of the operations.
-        budget: Bytes that activations may take, or None for as many as `even_cuts` take.
+        budget: Bytes that activations may take, or None for the bytes that `even_cuts` take.
 
     Returns:
-        Edges (0 to n) and, for each segment, whether it is dropped.
+        Edges of the segments (0 to n), and for each segment True if it is dropped.
 
     Raises:
         UsageError: No choice keeps within the budget.
@@ -157,11 +161,11 @@ def choose_cuts(costs: ForwardCosts, budget: int | None) -> tuple[list[int], lis
 
 
 def _search(costs: ForwardCosts, budget: int) -> tuple[list[int], list[bool]] | None:
-    """Return the cheapest edges and drops, or None if none fit, by the recurrence in the module's head.
+    """Return the cheapest edges and drops, or None if none fit, by the recurrence in the module docstring.
 
-    best[j, r] is the least time to recompute for the operations before j if r units are held then.
-    origins[j, r] says how it came about: the edge before j, the units held there, and whether [i, j) is
-    dropped.
+    best[j, r] is the least recomputing time for the operations before j, if r units of memory are in use at
+    j. origins[j, r] holds the last segment of that choice: its start i, the units in use at i, and whether
+    [i, j) is dropped.
     """
     count = len(costs.saved)
     unit = budget / LEVELS
@@ -176,7 +180,7 @@ def _search(costs: ForwardCosts, budget: int) -> tuple[list[int], list[bool]] | 
             inside = math.ceil((total[j] - total[i]) / unit)
             if inside > LEVELS:
                 break  # a segment that starts earlier saves even more
-            live = np.arange(LEVELS + 1 - inside)  # all r(i) with which the segment fits the budget
+            live = np.arange(LEVELS + 1 - inside)  # each r(i) that leaves room for the segment
             _offer(best, origins, j, i, live, live + inside, best[i, live], False)
             after = live + crossing[j]
             fits = after <= LEVELS
@@ -204,7 +208,7 @@ def _offer(
     seconds: NDArray[np.float64],
     drop: bool,
 ) -> None:
-    """Enter the segment [i, j) where it takes less time than the best so far, for each r(i) in `live`."""
+    """Record the segment [i, j) for each r(i) in `live` where it takes less time than the best so far."""
     better = seconds < best[j, after]
     where = after[better]
     best[j, where] = seconds[better]
@@ -223,14 +227,14 @@ def _walk_back(origins: Ints, j: int, live: int) -> tuple[list[int], list[bool]]
 
 @dataclass
 class Segment:
-    """Neighbouring records that are run, dropped and computed again together.
+    """Neighboring records that are run, dropped and computed again together.
 
     Attributes:
         records: Records of the forward pass, in order.
         dropped: True if the forward pass saves nothing for the backward pass.
-        replay: Records to run again before the backward pass; empty unless dropped.
-        active: Records that gradients go through.
-        own: Variables made here that replays of other segments read.
+        replay: Records to run again before the backward pass. Empty unless dropped.
+        active: Records that gradients flow through.
+        own: Variables computed here that replays of other segments read.
         releases: For each record of the replay, the variables whose values are not needed after it.
     """
 
@@ -244,7 +248,7 @@ class Segment:
 
 @dataclass
 class RecomputePlan:
-    """Segments of a forward pass.
+    """Division of a forward pass into segments.
 
     Attributes:
         segments: Segments in forward order.
@@ -257,7 +261,7 @@ class RecomputePlan:
 
 
 class RecomputingRun(ProgramRun):
-    """Run that drops the activations of some segments and computes them again in the backward pass."""
+    """Run that drops the activations of some segments, and computes them again in the backward pass."""
 
     def main(self) -> None:
         """Run the segments forward. A dropped segment saves nothing for its backward pass."""
@@ -276,8 +280,8 @@ class RecomputingRun(ProgramRun):
         sweep = self.seeded(plan)
         recompute: RecomputePlan = self.plan.recompute
         for segment in reversed(recompute.segments):
-            # Only later segments read these values across the cut, and their backward pass is over. Dropping
-            # them first makes room; the replay below computes them again.
+            # Only later segments read these values, and their backward passes are over. Dropping the values
+            # first frees memory; the replay below computes them again.
             for variable in segment.own:
                 if variable not in self.plan.kept:
                     self.values.pop(variable, None)
@@ -294,7 +298,7 @@ class RecomputingRun(ProgramRun):
 
 
 def make_recompute_plan(run: ProgramRun) -> RecomputePlan:
-    """Cut the plan's forward records into segments, at the checkpoints or where measured costs are least."""
+    """Cut the forward records into segments, at the checkpoints or where measured costs are lowest."""
     plan = run.plan
     if len(plan.backwards) != 1:
         raise UsageError(f"the program has {len(plan.backwards)} losses; recompute works with one")
@@ -311,7 +315,7 @@ def make_recompute_plan(run: ProgramRun) -> RecomputePlan:
 
 
 def _edges(plan: ExecutionPlan, backward: Backward, checkpoints: Sequence[Variable]) -> list[int]:
-    """Return the positions just after the checkpoints in the forward records, with both ends."""
+    """Return the positions after the checkpoints in the forward records, with 0 and the number of records."""
     positions = {record.output: i for i, record in enumerate(plan.forward)}
     records = ancestors([backward.loss])
     variables = {variable for record in records for variable in (record.output, *record.inputs)}
@@ -358,38 +362,42 @@ def _segmented(
 
 
 def _replayed(part: Sequence[Record], backward: BackwardPlan) -> list[Record]:
-    """Return the records of a segment that gradients go through, and the ones in it that these depend on."""
+    """Return the records of a segment to run again: records on the way of gradients, and their ancestors."""
     active = set(backward.records)
     records = set(ancestors([record.output for record in part if record in active]))
     return [record for record in part if record in records]
 
 
 def _made_elsewhere(records: Sequence[Record]) -> set[Variable]:
-    """Return the inputs of these records that none of them computes."""
+    """Return the inputs of these records that are computed by other records, or by no record."""
     outputs = {record.output for record in records}
     return {v for record in records for v in record.inputs if v not in outputs}
 
 
 class ActivationMeter:
-    """Measures the peak of activation memory of runs. Set it as `executor.meter`.
+    """Measures the largest memory that the activations of runs occupy. Set it as `executor.meter`.
+
+        executor.meter = ActivationMeter()
+        executor.run(feed=feed, fetch_list=[loss])
+        executor.meter.peak_bytes
 
     Attributes:
-        peak_bytes: Largest number of bytes alive at a time in values and in what forward passes have saved,
-            without feeds, parameters and gradients. Memory shared by several arrays counts once.
+        peak_bytes: Largest number of bytes at a time in values and in saved values of forward passes.
+            Excludes feeds, parameters and gradients. Memory that several arrays share counts once.
     """
 
     def __init__(self) -> None:
         self.peak_bytes = 0
 
     def measure(self, run: ProgramRun) -> None:
-        """Count the bytes that are alive now, and raise the peak if they exceed it."""
+        """Add up the bytes in use now, and raise the peak if they exceed it."""
         inputs = {id(owner_of(run.values[v])) for v in run.inputs if v in run.values}
         alive = {id(owner): owner.nbytes for owner in _owners(run) if id(owner) not in inputs}
         self.peak_bytes = max(self.peak_bytes, sum(alive.values()))
 
 
 def _owners(run: ProgramRun) -> Iterable[Any]:
-    """Yield the arrays that own the memory of the run's values and saved activations, some repeatedly."""
+    """Yield the arrays that own the memory of the run's values and saved values, some of them repeatedly."""
     for variable, value in run.values.items():
         if isinstance(value, np.ndarray) and variable not in run.inputs:
             yield owner_of(value)

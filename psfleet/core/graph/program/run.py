@@ -1,15 +1,14 @@
-"""Execution plan of a program, check of its feeds, and the state of one run.
+"""Execution plan of a program, the check of a feed, and the state of one run.
 
-`make_plan` prunes a program to what the wanted results and the updates need, and sorts its records:
+`make_plan` keeps only the records that the requested results and the updates need, and sorts them by phase:
 
-    early      compute ids of look-ups from feeds alone; one pull can then bring all rows and parameters
-    forward    the rest of what does not depend on gradients
-    backwards  one sweep for each loss
-    late       compute with gradients
+    early      compute the ids of look-ups from the feed alone; one pull can then bring all rows and
+    parameters forward    all other records that do not depend on gradients backwards  one sweep for each
+    loss late       compute with gradients
 
-It also finds after which record each value may be released, so that a run holds few values at a time.
-`ProgramRun` executes a plan in the calling thread; the Executor calls its phases in this order. Recomputing
-runs and chunks of a pipeline are subclasses that change single phases.
+The plan also lists after which record each value may be released, so that a run holds few values at a time.
+`ProgramRun` executes a plan in the calling thread; the Executor calls the phases in this order. Subclasses
+for recomputing and for chunks of a pipeline change single phases.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
@@ -42,12 +41,12 @@ Needs = dict[Record, tuple[bool, ...]]
 
 @dataclass
 class BackwardPlan:
-    """Plan of a backward pass: the records that gradients go through, and which of their inputs get one.
+    """Plan of a backward pass: the records that gradients flow through, and the inputs that need gradients.
 
     Attributes:
         backward: Backward pass as the script declared it.
-        records: Records that gradients go through, in forward order.
-        needs: Flags for each record: which of its inputs get a gradient.
+        records: Records that gradients flow through, in forward order.
+        needs: For each record a flag per input: True if the input needs a gradient.
     """
 
     backward: Backward
@@ -57,23 +56,24 @@ class BackwardPlan:
 
 @dataclass(frozen=True)
 class LookUp:
-    """Look-up of a record in a sparse parameter."""
+    """Look-up of rows of a sparse parameter, by one record."""
 
     parameter: Parameter
     record: Record
 
     @property
     def inputs(self) -> list[Variable]:
-        """Variables that decide what is pulled, the ids first. Shows and clicks only matter for the
-        gradient."""
+        """Variables that determine the rows to pull, the ids first.
+
+        Excludes inputs that only the gradient uses.
+        """
         ids, _, *extra_inputs = self.record.op.predicting(self.record.inputs)
         return [ids, *extra_inputs]
 
     def wanted_ids(self, values: Mapping[Variable, Any]) -> Asked:
-        """Return what to pull: ids or bags of ids.
+        """Return the ids, or bags of ids, whose rows must be pulled.
 
-        Args:
-            values: Values of `inputs`, among others.
+        `values`: Values of `inputs`, and perhaps of other variables.
         """
         ids: Asked = self.record.op.wanted_ids(*(values[v] for v in self.inputs))  # type: ignore[attr-defined]
         return ids
@@ -81,22 +81,24 @@ class LookUp:
 
 @dataclass
 class ExecutionPlan:
-    """Pruned program, with its records sorted by phase.
+    """The records of a program that a run needs, sorted by phase.
+
+    A *leaf* is a variable that no record computes.
 
     Attributes:
         feeds: Data variables that must be fed.
         constants: Leaves that have a value.
-        dense: Leaves that stand for dense parameters.
+        dense: Leaves that represent dense parameters.
         early: Records that compute ids of look-ups without any parameter. They run first, so that one call
-            can fetch all rows.
-        lookups: Look-ups whose ids are known after `early`. Others pull their rows during `forward`.
+            can pull all rows.
+        lookups: Look-ups whose ids are known after `early`. Other look-ups pull their rows during `forward`.
         forward: Other records that do not depend on gradients.
         backwards: Plan of each backward pass, in the order in which they run.
         late: Records that compute with gradients.
-        needs: Flags for each record: which of its inputs get a gradient in any backward pass.
+        needs: For each record a flag per input: True if the input needs a gradient in any backward pass.
         releases: For each record, the variables whose values are not needed after it.
         kept: Variables whose values are results, or inputs of late records.
-        recompute: RecomputePlan, made in the first run that recomputes.
+        recompute: RecomputePlan, made in the first run that recomputes, else None.
     """
 
     feeds: list[Variable] = field(default_factory=list)
@@ -113,17 +115,17 @@ class ExecutionPlan:
     recompute: Any = None
 
     def wanted_reads(self, values: Mapping[Variable, Any]) -> list[tuple[Parameter, Asked]]:
-        """Return what the look-ups pull, given the values of their inputs."""
+        """Return the parameter and ids to pull for each look-up, given the look-ups' inputs."""
         return [(lookup.parameter, lookup.wanted_ids(values)) for lookup in self.lookups]
 
     @property
     def recomputes(self) -> bool:
-        """True if a backward pass asks for recomputing."""
+        """True if a backward pass has checkpoints, so that activations are dropped and computed again."""
         return any(plan.backward.checkpoints is not None for plan in self.backwards)
 
     @property
     def is_pipelined(self) -> bool:
-        """True if a backward pass asks for a pipeline."""
+        """True if a backward pass is to run as a pipeline."""
         return any(plan.backward.pipeline is not None for plan in self.backwards)
 
 
@@ -139,7 +141,7 @@ def make_plan(program: Program, fetches: Sequence[Variable]) -> ExecutionPlan:
     before = [record for record in records if record not in set(plan.late)]
     plan.backwards = [_backward_plan(backward) for backward in backwards]
     plan.needs = _union(plan.backwards)
-    # An input that only a gradient depends on, such as clicks, must be fed only if `needs` has one.
+    # Some inputs matter only for a gradient, such as clicks. They must be fed only if `needs` has a gradient.
     _leaves(plan, [*results, *(b.loss for b in backwards)], records)
     plan.early, plan.lookups = _early(before)
     plan.forward = [record for record in before if record not in set(plan.early)]
@@ -155,7 +157,7 @@ def make_plan(program: Program, fetches: Sequence[Variable]) -> ExecutionPlan:
 
 
 def _check_batches(records: Sequence[Record]) -> None:
-    """Refuse operations that need a whole batch, because a pipeline shows them one micro-batch at a time."""
+    """Raise an error if an operation needs a whole batch, because a pipeline passes it micro-batches."""
     for record in records:
         if isinstance(record.op, BatchNorm) and not (record.op.is_test or record.op.fixed):
             raise UsageError(
@@ -167,8 +169,8 @@ def _check_batches(records: Sequence[Record]) -> None:
 def _needed(results: Iterable[Variable]) -> tuple[list[Record], list[Backward]]:
     """Return every record that the results depend on, and the backward passes among them.
 
-    A gradient needs the records of its loss, which may in turn contain gradients of other losses; so this
-    repeats until no new backward pass turns up.
+    A gradient needs the records of its loss, and these may in turn use gradients of other losses. So this
+    repeats until there is no new backward pass.
     """
     backwards: dict[Backward, None] = {}
     targets = list(results)
@@ -197,7 +199,7 @@ def _depending_on_gradients(records: Sequence[Record]) -> list[Record]:
 
 
 def _leaves(plan: ExecutionPlan, results: Iterable[Variable], records: Sequence[Record]) -> None:
-    """Enter the variables that no record computes in the plan: dense parameters, constants and feeds."""
+    """Add to the plan the variables that no record computes: dense parameters, constants and feeds."""
     inputs = [v for r in records for v in r.needed(any(plan.needs.get(r, ())))]
     for variable in dict.fromkeys([*inputs, *results]):
         if variable.record is not None or variable.backward_pass is not None:
@@ -214,7 +216,7 @@ def _leaves(plan: ExecutionPlan, results: Iterable[Variable], records: Sequence[
 
 
 def _early(records: Sequence[Record]) -> tuple[list[Record], list[LookUp]]:
-    """Return the look-ups whose ids depend on no parameter, and the records that compute these ids."""
+    """Return the records that compute ids without any parameter, and the look-ups of these ids."""
     lookups = []
     early: dict[Record, None] = {}
     for record in records:
@@ -251,7 +253,10 @@ def _union(plans: Sequence[BackwardPlan]) -> Needs:
 
 
 def last_uses(records: Sequence[Record], results: set[Variable]) -> dict[Record, list[Variable]]:
-    """Return for each record the variables that no later record uses, except `results` and leaves."""
+    """Return, for each record, the variables whose values may be released after it.
+
+    These are the variables that no later record uses, except for `results` and leaves.
+    """
     last: dict[Variable, Record] = {}
     for record in records:
         last[record.output] = record
@@ -268,17 +273,17 @@ def last_uses(records: Sequence[Record], results: set[Variable]) -> dict[Record,
 def check_feed(
     program: Program, feeds: Sequence[Variable], feed: Mapping[str, Any]
 ) -> dict[Variable, Array]:
-    """Check a feed and convert each array to the dtype of its variable.
+    """Check a feed, and convert each array to the dtype of its variable.
 
     Args:
-        program: Program that is to run.
-        feeds: Variables that must be fed. Other data of the program may be fed too.
-        feed: Arrays by the names of the program's data.
+        program: Program that is about to run.
+        feeds: Variables that must be fed. Other data variables of the program may be fed too.
+        feed: Arrays by the name of the data variable.
 
     Raises:
-        UsageError: An array is missing, or its name is not that of the program's data.
+        UsageError: An array is missing, or its name is not that of a data variable.
         ShapeError: An array has the wrong shape or cannot be converted.
-        IdError: An array should have whole numbers and has others.
+        IdError: An array should have whole numbers, and has a value that is not one.
     """
     if not isinstance(feed, Mapping):
         raise UsageError(f"a feed is {feed!r}; it must be a dict of arrays by the names of data")
@@ -300,7 +305,7 @@ def check_feed(
 
 
 def batch_size(program: Program, arrays: Mapping[Variable, Array]) -> int:
-    """Return the number of samples: the length of the first fed array whose variable leaves it open."""
+    """Return the number of samples: the length of the first array that is fed for an unknown first extent."""
     for variable, array in arrays.items():
         if variable.shape and variable.shape[0] is None:
             return len(array)
@@ -343,15 +348,19 @@ def _lengths(samples: Sequence[Any]) -> set[int]:
 def whole_numbers(what: str, array: Array) -> Array:
     """Convert an array to int64 without loss.
 
+    `what`: Subject of the error message.
+
     Raises:
-        IdError: A value is fractional, NaN, does not fit 64 bits, or is a float that may have been rounded.
+        IdError: A value is fractional or NaN, does not fit into 64 bits, or is a float so large that it may
+            have been rounded.
     """
     if array.dtype.kind in "ib":
         return array.astype(np.int64)
     if array.dtype.kind == "u":
         bad = array > np.iinfo(np.int64).max
     else:
-        # Larger floats are further apart than 1, so another whole number may have been rounded to this one.
+        # Floats beyond this limit are further apart than 1, so such a value may have been rounded from
+        # another one.
         with np.errstate(invalid="ignore"):
             bad = ~((array == np.floor(array)) & (np.abs(array) < exact_below(array.dtype)))
     if bad.any():
@@ -363,21 +372,21 @@ def whole_numbers(what: str, array: Array) -> Array:
 
 
 class ProgramRun:
-    """State of one run: the values and saved contexts that are alive.
+    """State of one run: the values and contexts that are in memory.
 
-    Use it in one thread, in the order `forward(plan.early)`, `take_parameters`, `main`, `backward`,
-    `forward(plan.late)`.
+    Use it in one thread. Call, in this order, `forward(plan.early)`, `take_parameters`, `main`, `backward`
+    and `forward(plan.late)`.
 
     Args:
         program: Program that runs.
-        plan: Plan for its results.
+        plan: Plan for the results of the run.
         feeds: Checked feeds.
         meter: Object whose `measure(run)` is called after every operation, or None.
 
     Attributes:
-        values: Value of each variable that is alive.
-        contexts: Context of each record whose backward pass is still to come.
-        inputs: Variables whose values do not belong to the run: feeds, constants and parameters.
+        values: Values in memory, by variable.
+        contexts: Context of each record whose backward pass has not run yet.
+        inputs: Variables whose values belong to others than the run: feeds, constants and parameters.
     """
 
     def __init__(
@@ -391,15 +400,14 @@ class ProgramRun:
         self.inputs = set(self.values)
 
     def take_parameters(self) -> None:
-        """Read the values of dense parameters, which must have been fetched."""
+        """Read the values of dense parameters. They must have been pulled."""
         for variable in self.plan.dense:
             if variable.parameter is not None:
                 self.values[variable] = variable.parameter.numpy()
                 self.inputs.add(variable)
 
     def forward(self, records: Sequence[Record]) -> None:
-        """Compute records in order. Values are released after their last use, unless `backward` needs
-        them."""
+        """Compute records in order. Releases each value after its last use, unless `backward` needs it."""
         for record in records:
             self.step(record, self.plan.needs.get(record, ()))
             for variable in self.plan.releases.get(record, ()):
@@ -414,8 +422,8 @@ class ProgramRun:
 
         Args:
             record: Record whose inputs have values.
-            needs: Flags of the inputs that will get a gradient. If no backward pass goes through the record,
-                they are empty and no context is kept.
+            needs: For each input, True if it will get a gradient. Empty if no backward pass goes through the
+                record; no context is then kept.
         """
         context = Context(self.program, record, needs or (False,) * len(record.inputs))
         variables = record.needed(any(needs))
@@ -427,33 +435,34 @@ class ProgramRun:
             self.meter.measure(self)
 
     def backward(self) -> None:
-        """Run the backward passes; each gradient becomes its variable's value."""
+        """Run the backward passes. Each gradient becomes the value of its variable."""
         for number, plan in enumerate(self.plan.backwards, 1):
             # Losses may share records, so only the last sweep may free their contexts.
             self._backward(plan, keep=number < len(self.plan.backwards))
 
     def _backward(self, plan: BackwardPlan, keep: bool) -> None:
         sweep = self.seeded(plan)
-        # The forward pass saved for the union of all backward passes; this sweep needs its gradients only.
+        # The forward pass has saved the values that all backward passes need. This sweep computes only its
+        # own gradients.
         for record in plan.records:
             self.contexts[record].needs = plan.needs[record]
         sweep.run(plan.records, self.contexts, keep)
         self.take_gradients(plan, sweep)
 
     def seeded(self, plan: BackwardPlan) -> BackwardPass:
-        """Return a sweep that starts with the gradient of the loss by itself, 1."""
+        """Return a backward sweep that starts from the loss, whose gradient by itself is 1."""
         loss = plan.backward.loss
         return BackwardPass({loss: np.ones_like(self.values[loss])})
 
     def take_gradients(self, plan: BackwardPlan, sweep: BackwardPass) -> None:
-        """Store the leaves' gradients as values of the variables that stand for them."""
+        """Store the gradients of the leaves as values of the variables that represent these gradients."""
         for variable, gradient in plan.backward.gradients.items():
             self.values[gradient] = sweep.gradients.get(variable)
 
     def result(self, variable: Variable) -> Array | Gradient:
-        """Return a value for the user, copied if the program or the user goes on using its memory.
+        """Return a value for the user. It is a copy if the program or the user may still change its memory.
 
-        A value that no record has computed is zeros: a gradient that never reached its leaf.
+        Returns zeros for a gradient that has not been computed, because the loss does not depend on its leaf.
         """
         value = self.values.get(variable)
         if variable.parameter is not None and value is None:
@@ -465,6 +474,6 @@ class ProgramRun:
         return value  # type: ignore[no-any-return]
 
     def input(self, variable: Variable) -> Any:
-        """Return an operation's input for this variable: its value, or the Parameter if that is sparse."""
+        """Return the value of an operation's input, or the Parameter itself if it is sparse."""
         parameter = variable.parameter
         return parameter if parameter is not None and parameter.sparse else self.values[variable]

@@ -1,11 +1,11 @@
-"""Variables: inputs and results of operations, symbolic in a program or concrete with a value.
+"""Variables: inputs and results of operations, with a value (concrete) or without one (symbolic).
 
     eager     x = to_variable(array); y = x * 2       computed at once; y.backward() fills x.grad
     program   x = layers.data("x", [4]); y = x * 2    recorded in the default program; Executor.run computes y
 
-`apply` decides which of the two happens, from the inputs: an array among them makes an operation eager, a
-symbolic variable makes it a record of the program. Eager results keep their record and context until a
-backward pass has used them, or not at all inside `no_grad`.
+`apply` decides between the two from an operation's inputs. With a concrete input and no symbolic one, the
+operation is computed at once; with a symbolic input, it becomes a record of the program. An eager result
+keeps its record and saved values until a backward pass has used them. Within `no_grad` it keeps none.
 """
 
 from collections.abc import Sequence
@@ -45,28 +45,27 @@ _gradients_wanted = True  # False inside `no_grad`
 
 @runtime_checkable
 class VariableSource(Protocol):
-    """Object that can stand for a variable in a program, such as a schedule that counts updates."""
+    """Object that a program can use like a variable, such as a learning rate schedule that counts updates."""
 
     def as_variable(self, program: Any = None) -> Any:
-        """Return the variable that stands for this object in `program`, or in the default one if it is
-        None."""
+        """Return the variable of this object in `program`, or in the default program if it is None."""
 
 
 class Variable(Operators):
-    """Value in a graph of operations: a leaf (data, constant or parameter) or a result.
+    """Value in a graph of operations: a *leaf* (data, constant or parameter), or the result of an operation.
 
     Attributes:
         name: Name, unique in the program.
-        shape: Extents, with None where only the feed decides.
+        shape: Extents. None means that the extent depends on the feed.
         dtype: float32, int64 or bool; float64 and int32 if the script asks for them.
         stop_gradient: True if no gradient flows to or through this variable.
         persistable: True if the value outlives a run, as a parameter's does.
         value: Array of a concrete variable, or None for a symbolic one.
-        record: Record that computes it, or None for a leaf.
-        parameter: Parameter that this leaf stands for, or None.
-        backward_pass: Pass that computes it, if the variable is a gradient.
-        is_data: True if the value is fed.
-        grad: Gradient of the last backward pass, for concrete leaves. A parameter keeps its own.
+        record: Record of the operation that computes it, or None for a leaf.
+        parameter: Parameter that this leaf represents, or None.
+        backward_pass: Backward pass that computes it if the variable is a gradient, else None.
+        is_data: True if the value comes from the feed.
+        grad: Gradient of the last backward pass, for concrete leaves. A parameter has a `grad` of its own.
     """
 
     def __init__(
@@ -92,7 +91,10 @@ class Variable(Operators):
 
     @staticmethod
     def from_argument(value: Any) -> "Variable":
-        """Return a layer's argument as a variable; `psfleet.core.base.validation.annotations` calls it."""
+        """Return a layer's argument as a variable.
+
+        The checks of arguments call this (`validation.annotations`).
+        """
         if isinstance(value, str | list | tuple):
             raise TypeError
         try:
@@ -110,7 +112,7 @@ class Variable(Operators):
         return len(self.shape)
 
     def numpy(self) -> Array:
-        """Return the value.
+        """Return the value as an array.
 
         Raises:
             UsageError: The variable is symbolic, so only `Executor.run` can compute it.
@@ -133,7 +135,7 @@ class Variable(Operators):
         return self.parameter.grad if self.parameter is not None else self.grad
 
     def clear_gradient(self) -> None:
-        """Set the gradient to None, so that the next backward pass does not add to it."""
+        """Set the gradient to None. Otherwise the next backward pass adds to it."""
         self._set_gradient(None)
 
     def _set_gradient(self, gradient: Gradient | None) -> None:
@@ -143,20 +145,24 @@ class Variable(Operators):
             self.grad = gradient
 
     def detach(self) -> "Variable":
-        """Return a variable with the same value, through which no gradient flows."""
+        """Return a variable with the same value that no gradient flows through."""
         return to_variable(self.numpy())
 
     @checked
     def backward(self, grad_tensor: Any = None, retain_graph: bool = False) -> None:
-        """Add the gradient of this concrete variable to `grad` of every parameter it depends on.
+        """Compute gradients of this concrete variable, and add them to `grad` of the leaves it depends on.
+
+            x = to_variable(np.array([1.0, 2.0]), stop_gradient=False)
+            (x * x).backward()
+            x.grad  # [2, 4]
 
         Args:
-            grad_tensor: Gradient to start from, in the shape of this variable. By default it is ones, so that
+            grad_tensor: Gradient to start from, in the shape of this variable. The default is ones, so that
                 the result is the gradient of the sum of the values.
-            retain_graph: True keeps the saved activations for another backward() over the same operations.
+            retain_graph: True to keep the saved values for another backward() over the same operations.
 
         Raises:
-            UsageError: The variable is symbolic, or its graph was used up before.
+            UsageError: The variable is symbolic, or an earlier backward() has used up its graph.
             ShapeError: grad_tensor has another shape.
         """
         if self.value is None:
@@ -181,7 +187,8 @@ class Variable(Operators):
         if not retain_graph:
             for record in records:
                 record.context = None
-        # An eager loop has no runs. Its backward passes count as steps, by which dropout draws new masks.
+        # An eager loop has no runs of a program. So each backward pass counts as a step, because dropout
+        # draws new masks for every step.
         default_main_program().step += 1
 
     def __repr__(self) -> str:
@@ -194,7 +201,11 @@ class Variable(Operators):
 
 @checked
 class no_grad:  # noqa: N801, RUF100  # a context manager that reads as a statement
-    """Context manager in which eager operations keep nothing for a backward pass."""
+    """Context manager in which eager operations keep nothing for a backward pass.
+
+    with no_grad():
+        prediction = model(x)
+    """
 
     def __enter__(self) -> None:
         global _gradients_wanted
@@ -213,14 +224,14 @@ def to_variable(
     *,
     stop_gradient: bool = True,
 ) -> Variable:
-    """Make a concrete variable. Operations on it compute at once.
+    """Make a concrete variable. Operations on it are computed at once.
 
         x = to_variable(np.ones(3), stop_gradient=False)
         (x * x).backward()
         x.grad  # [2, 2, 2]
 
     Args:
-        value: Array or numbers. A variable is returned as it is.
+        value: Array or numbers. A variable is returned unchanged.
         name: Name of the variable, or None for a generated one.
         dtype: Dtype of the variable. By default floats become float32 and whole numbers int64.
         stop_gradient: False if `backward()` should fill the variable's `grad`.
@@ -240,7 +251,11 @@ def to_variable(
 
 
 def leaf(parameter: Parameter, program: Program | None = None) -> Variable:
-    """Return the variable that stands for a parameter in a program, by default the default main program.
+    """Return the variable that represents a parameter in a program. Adds it if the program has none.
+
+    Args:
+        parameter: The parameter.
+        program: The program, or None for the default main program.
 
     Raises:
         UsageError: The program has another variable or parameter of this name.
@@ -257,7 +272,7 @@ def leaf(parameter: Parameter, program: Program | None = None) -> Variable:
 
 
 def _stand_in(parameter: Parameter) -> Variable:
-    """Make a variable that stands for a parameter and is in no program yet."""
+    """Make a variable that represents a parameter, without adding it to a program."""
     shape = tuple(None if extent is None or extent < 0 else extent for extent in parameter.shape)
     return Variable(
         parameter.name,
@@ -269,7 +284,7 @@ def _stand_in(parameter: Parameter) -> Variable:
 
 
 def as_variable(value: Any) -> Variable:
-    """Return a value as a variable: itself, one that stands for a parameter, or a constant.
+    """Convert a layer's input to a variable. A variable is returned unchanged; numbers become constants.
 
     Raises:
         UsageError: The value is neither a variable, a parameter, an array nor a number.
@@ -291,8 +306,9 @@ def as_variable(value: Any) -> Variable:
 def apply(op: Op, *inputs: Any, name: str | None = None) -> Variable:
     """Apply an operation: compute it at once, or record it in the default program.
 
-    It is recorded if an input is symbolic, and computed if an input is concrete and none is symbolic. With
-    only parameters as inputs, it is recorded unless eager mode is on.
+    - With a symbolic input, it is recorded.
+    - With a concrete input and no symbolic one, it is computed.
+    - With only parameters as inputs, it is recorded, or computed in eager mode.
 
     Args:
         op: Operation to apply.
@@ -315,7 +331,10 @@ def apply(op: Op, *inputs: Any, name: str | None = None) -> Variable:
 
 
 def operand(op: Op, variable: Variable, value: Any) -> Any:
-    """Return the form of a value that an operation takes: as it is, or as an array unless it works by rows.
+    """Return a value in the form that an operation takes.
+
+    An operation that works by rows gets sparse parameters and SparseGrads unchanged. For other operations
+    they are converted to arrays.
 
     Args:
         op: Operation that gets the value.
@@ -323,7 +342,7 @@ def operand(op: Op, variable: Variable, value: Any) -> Any:
         value: A sparse parameter, a SparseGrad or an array.
 
     Raises:
-        UsageError: No array exists, as the parameter has rows for any id.
+        UsageError: The parameter has rows for any id, so it cannot be converted to an array.
     """
     if op.by_rows or not isinstance(value, Parameter | SparseGrad):
         return value
@@ -341,7 +360,7 @@ def compute(op: Op, context: Context, inputs: Sequence[Any], dtype: np.dtype[Any
     """Run the forward pass of an operation.
 
     Raises:
-        ShapeError: NumPy refuses the inputs; the message names the operation and their shapes.
+        ShapeError: NumPy cannot combine the inputs. The message names the operation and their shapes.
     """
     try:
         result: Any = op.forward(context, *inputs)
@@ -389,7 +408,7 @@ def _is_eager(variables: Sequence[Variable]) -> bool:
 def _settled(variables: Sequence[Variable]) -> tuple[Variable, ...]:
     """Return the inputs of a new record as variables of the default program.
 
-    Concrete inputs are added to it as constants, and every use of a parameter gets the same leaf.
+    Concrete inputs are added to the program as constants. All uses of a parameter get the same variable.
     """
     program = default_main_program()
     for variable in variables:
@@ -399,7 +418,11 @@ def _settled(variables: Sequence[Variable]) -> tuple[Variable, ...]:
 
 
 def _left(record: Record) -> Context:
-    """Return the context that an eager record has left, or refuse a graph that was used up."""
+    """Return the values that an eager record has kept for its backward pass.
+
+    Raises:
+        UsageError: An earlier backward() has used them up.
+    """
     if record.context is None:
         raise UsageError(
             f"the graph of {record.output.name!r} was used up by an earlier backward()"

@@ -1,1 +1,1 @@
-"""Connections to other processes of a job: credentials, channels, sockets, and what is wrong with one."""
+"""Connections to other processes of a job: credentials, channels, sockets, and reasons for a refusal."""

@@ -18,23 +18,23 @@ from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.net.connections.credentials import SERVER_NAME, Credentials
 
 TOKEN_KEY = "authorization"
-# Held while a channel is opened: the first one starts gRPC's core, which must not happen twice at once.
+# Held while a channel is opened: the first channel starts gRPC's core, and only one thread may do that.
 _opening = threading.Lock()
 
 
 def is_tcp(endpoint: str) -> bool:
-    """Return whether the endpoint is reachable over the network."""
+    """Return whether the endpoint is a TCP address, as opposed to a Unix socket."""
     return not endpoint.startswith("unix:")
 
 
 @dataclass(frozen=True)
 class Access:
-    """Credentials and settings that this process uses to reach others over TCP.
+    """Credentials and settings that this process needs to connect to other processes.
 
     Attributes:
-        credentials: Certificates and token, or None to use TCP only if `insecure`.
-        insecure: True if plain TCP is explicitly allowed.
-        relocations: Path of the file with the new endpoints of moved servers, or empty if servers do not
+        credentials: Certificates and token. None means no TLS: TCP is then used only if `insecure`.
+        insecure: True if the user explicitly allows plain TCP.
+        relocations: Path of the file that lists the new endpoints of moved servers. Empty if servers do not
             move.
     """
 
@@ -44,7 +44,7 @@ class Access:
 
     @classmethod
     def of(cls, environment: Environment) -> "Access":
-        """Return the access that the environment configures.
+        """Return the access that environment variables configure (PSFLEET_TLS, PSFLEET_INSECURE).
 
         Raises:
             ConfigError: The credentials cannot be read.
@@ -55,19 +55,23 @@ class Access:
 
     @cached_property
     def metadata(self) -> tuple[tuple[str, str], ...] | None:
-        """Headers that every call carries: the token, or None without credentials.
+        """Headers to pass with every gRPC call: the job's token. None if there are no credentials.
 
-        Passed with each call, because gRPC's own call credentials cost 150 microseconds a call.
+        gRPC's own call credentials would send the token too, but cost 150 microseconds a call.
         """
         if self.credentials is None:
             return None
         return ((TOKEN_KEY, self.credentials.bearer),)
 
     def channel(self, endpoint: str, options: list[tuple[str, Any]]) -> grpc.Channel:
-        """Return a gRPC channel to the control address of an endpoint.
+        """Open a gRPC channel to a server, with TLS if there are credentials.
+
+        Args:
+            endpoint: Endpoint of the server. The channel connects to its control address.
+            options: gRPC options of the channel.
 
         Raises:
-            ConfigError: The endpoint is TCP and there are no credentials.
+            ConfigError: The endpoint is TCP, there are no credentials, and `insecure` is False.
         """
         plain = not is_tcp(endpoint) or self._is_plain(endpoint, "connect to")
         address = addresses_of(endpoint).control
@@ -83,10 +87,10 @@ class Access:
             return grpc.secure_channel(address, channel_credentials, [*options, name_override])
 
     def listen(self, server: grpc.Server, address: str) -> int:
-        """Bind a gRPC server to an address, and return the port.
+        """Bind a gRPC server to an address, with TLS if there are credentials. Returns the port.
 
         Raises:
-            ConfigError: The address is TCP and there are no credentials.
+            ConfigError: The address is TCP, there are no credentials, and `insecure` is False.
             RuntimeError: gRPC cannot bind the address.
         """
         if not is_tcp(address) or self._is_plain(address, "listen on"):

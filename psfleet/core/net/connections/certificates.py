@@ -1,8 +1,8 @@
 """Creates a job's own certificates: one authority, and a certificate for each role signed by it.
 
-The authority's key exists only in memory while `make_credentials` runs. It is never written, so after that
-no one can make a further certificate of the job, not even the job itself. X.509 as in RFC 5280, with keys
-on the curve P-256. credentials.py describes the files and reads them.
+The authority's key exists only in memory while `make_credentials` runs. It is never written, so no further
+certificate of the job can be created later, not even by the job itself. Certificates are X.509 (RFC 5280)
+with keys on the curve P-256. credentials.py describes the files and reads them.
 """
 
 import datetime
@@ -20,7 +20,7 @@ from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.settings.kinds import local_path
 from psfleet.core.net.connections.credentials import CERTIFICATE_DAYS, SERVER_NAME, reader_token
 
-# Certificates are valid from 1 h ago: clocks of other hosts may be behind.
+# Certificates are valid from one hour ago, because clocks of other hosts may be behind.
 _SKEW = datetime.timedelta(hours=1)
 _LONGEST_VALIDITY = 3650.0
 _BOTH = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
@@ -34,14 +34,14 @@ _Key = ec.EllipticCurvePrivateKey
 
 
 def make_credentials(folder: str | Path, days: float = CERTIFICATE_DAYS) -> dict[str, Path]:
-    """Create a new job's credentials in `folder`/server, `folder`/worker and `folder`/reader.
+    """Create the credentials of a new job in `folder`/server, `folder`/worker and `folder`/reader.
 
     Args:
         folder: Created with mode 0700 if it does not exist. Files get mode 0600 and replace earlier ones.
         days: Days until the certificates expire.
 
     Returns:
-        Folder of each role, to be named in PSFLEET_TLS.
+        Folder of each role by its name. A process of the role names it in PSFLEET_TLS.
 
     Raises:
         ConfigError: The folder cannot be written, or `days` is out of range.
@@ -108,7 +108,10 @@ class _CertificateAuthority:
     def sign(
         self, key: _Key, name: str, purposes: tuple[x509.ObjectIdentifier, ...]
     ) -> x509.Certificate:
-        """Return a certificate with this name and these purposes, which expires with the authority."""
+        """Return a certificate for this key, name and purposes.
+
+        It expires at the same time as the authority.
+        """
         issuer = self.certificate
         validity = issuer.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
         return (
@@ -169,7 +172,7 @@ def _private(key: _Key) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a secret file that no other user can read at any moment."""
+    """Write a secret file. Other users cannot read it at any moment, not even before it is complete."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

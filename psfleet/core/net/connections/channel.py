@@ -1,13 +1,13 @@
 """gRPC channels of the control plane: their options, moves of servers, and errors as statuses.
 
-Calls without tensors (joining, heartbeats, status ...) use these channels; tensors use ../http2. Each
-option below has its reason beside it.
+Calls without tensors (joining, heartbeats, status ...) use these channels; calls with tensors use ../http2.
+Each channel option below has its reason beside it.
 
-A server may move to another endpoint. One thread per process watches the file that says so
-(RelocationWatch) and reconnects the channels, so no call has to time out at the old endpoint first.
+A server may move to another endpoint, which the launcher writes to a file. One thread per process watches
+the file (RelocationWatch) and reconnects the channels. So no call has to time out at the old endpoint first.
 
-An error crosses the wire as a status code, which any client understands, and as the name of its class in
-the trailing header `psfleet-error`, so that a psfleet client raises the same class as the server did.
+An error is sent as a gRPC status code, which any client understands. The name of the error's class is sent
+too, in the trailing header `psfleet-error`, so that a psfleet client raises the same class as the server.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from psfleet.core.net.connections.access import Access
 from psfleet.core.net.frame import MAX_MESSAGE
 
 KEY = "psfleet-error"
-# Characters of an error's text: many HTTP/2 peers cap the headers of a call at 8 KiB.
+# Longest text of an error, in characters: many HTTP/2 peers cap the headers of a call at 8 KiB.
 _LONGEST = 2000
 
 _Code = grpc.StatusCode
@@ -69,7 +69,7 @@ CODES: dict[type[PsfleetError], grpc.StatusCode] = {
 }
 _CLASSES = {cls.__name__: cls for cls in CODES}
 
-# Errors for statuses that gRPC itself reports, without any word from a psfleet server.
+# Errors for statuses that gRPC itself reports, when no psfleet server has named an error class.
 _FOREIGN: dict[grpc.StatusCode, type[PsfleetError]] = {
     _Code.UNAVAILABLE: ServerUnavailable,
     _Code.CANCELLED: ServerUnavailable,
@@ -80,14 +80,15 @@ _FOREIGN: dict[grpc.StatusCode, type[PsfleetError]] = {
 }
 
 
-_LOOK = 0.1  # seconds between looks at the file of moved servers
+_LOOK = 0.1  # seconds between checks of the file of moved servers
 GRACE = 1.0
-"""Seconds by which a call's timeout exceeds the wait that it asks the server for.
+"""Seconds that a client adds to the time it asks a server to wait, to get the timeout of its call.
 
-The server then gives up first and explains which processes it waited for; gRPC's timeout is only a code."""
+So the server gives up first, with a message that names the processes it waited for. A timeout of gRPC would
+only have a status code."""
 HANDSHAKE = 10.0
-"""Seconds after which both ends give up a new connection that has not authenticated itself."""
-# Descriptors kept for files, logs, other servers, and connections about to be closed.
+"""Seconds that a new connection has to authenticate itself. After that, either end closes the connection."""
+# File descriptors left for files, logs, connections to other servers, and connections about to be closed.
 _RESERVED = 200
 _PING_MS = 20_000
 _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
@@ -102,8 +103,8 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     # Find a restarted server or its standby quickly: gRPC's default pauses grow to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 200),
-    # Despite its name this is the time limit for establishing a connection. A busy server needs a while;
-    # with a short limit it would never be reached.
+    # Despite its name this is the time limit for establishing a connection. It must be long enough
+    # for a busy server, which could otherwise never be reached.
     ("grpc.min_reconnect_backoff_ms", int(HANDSHAKE * 1000)),
     # Notice a host that has vanished without closing its connections while a call waits for it.
     ("grpc.keepalive_time_ms", _PING_MS),
@@ -113,9 +114,8 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE),
     # Fail if the port is in use. Otherwise two servers would share the port and split its connections.
     ("grpc.so_reuseport", 0),
-    # Accept all pings of clients. A call that waits long sees many pings, and on a busy host they arrive
-    # in bursts. gRPC would count them as abuse and close the connection with "too_many_pings", and with
-    # it all its calls.
+    # Accept all pings of clients. During a long call many pings arrive, and on a busy host they arrive in
+    # bursts. gRPC would treat them as abuse and close the connection with all its calls ("too_many_pings").
     ("grpc.http2.min_recv_ping_interval_without_data_ms", _PING_MS // 2),
     ("grpc.http2.max_ping_strikes", 0),
     # Drop a connection that does not authenticate itself in time (gRPC's default is two minutes).
@@ -127,7 +127,7 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 
 
 class _Settable(Protocol):
-    """Part of grpc.ServicerContext that sets a status."""
+    """The methods of grpc.ServicerContext that set a status."""
 
     def set_code(self, code: grpc.StatusCode) -> None: ...
     def set_details(self, details: str) -> None: ...
@@ -135,13 +135,13 @@ class _Settable(Protocol):
 
 
 def status_of(error: PsfleetError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """Return the status code, text and trailing metadata that represent an error on the wire."""
+    """Return the status code, text and trailing metadata that a server sends for an error."""
     cls = next(cls for cls in type(error).__mro__ if cls in CODES)
     return CODES[cls], str(error)[:_LONGEST], ((KEY, cls.__name__),)
 
 
 def failure(context: _Settable, error: PsfleetError) -> None:
-    """End the call of `context` with the error."""
+    """End a call with an error, from within the handler that serves `context`."""
     code, details, metadata = status_of(error)
     context.set_code(code)
     context.set_details(details)
@@ -149,12 +149,12 @@ def failure(context: _Settable, error: PsfleetError) -> None:
 
 
 def error_of(error: grpc.RpcError, server: str, question: str = "") -> PsfleetError:
-    """Return the psfleet error that a failed call represents.
+    """Return the psfleet error for a gRPC call that failed.
 
     Args:
         error: Exception raised by gRPC.
-        server: Name of the other end, for the text.
-        question: Request that was waited for and the length of the wait, for the text of a timeout.
+        server: Name of the other process, for the error's text.
+        question: Request that the call waited for, and how long it waited. Used in the text of a timeout.
     """
     if not isinstance(error, grpc.Call):
         return ServerUnavailable(f"{server} does not answer: {error}")
@@ -165,14 +165,14 @@ def error_of(error: grpc.RpcError, server: str, question: str = "") -> PsfleetEr
 def error_named(
     name: str, code: grpc.StatusCode, details: str, server: str, question: str = ""
 ) -> PsfleetError:
-    """Return the error of the class that the server has named, or else of the class that fits the code.
+    """Return an error of the class that the server has named, or else of the class that fits the status code.
 
     Args:
         name: Name of the class from the trailing metadata, or empty.
         code: Status code of the call.
         details: Text of the status.
-        server: Name of the other end, for the text.
-        question: Request that was waited for, as in `error_of`.
+        server: Name of the other process, for the error's text.
+        question: Request that the call waited for, and how long it waited. Used in the text of a timeout.
     """
     if name in _CLASSES:
         return _CLASSES[name](details)
@@ -186,16 +186,16 @@ def error_named(
 
 
 class MoveObserver(Protocol):
-    """Receiver of notices that servers may have moved."""
+    """Object that wants to know when servers may have moved."""
 
     def look(self) -> None:
-        """Read the file again. Called in the thread of the watch after each change."""
+        """Read the file of moved servers again. RelocationWatch calls this in its thread after a change."""
 
 
 class RelocationWatch:
-    """Watches the file that says where servers have moved to (psfleet.core.base.job_files).
+    """Watches the file that lists the new endpoints of moved servers (psfleet.core.base.job_files).
 
-    One watch and one thread per file and process. The thread runs only while there are observers.
+    A process has one watch, with one thread, for each file. The thread runs while there are observers.
 
     Args:
         moves: Path of the file.
@@ -213,7 +213,7 @@ class RelocationWatch:
 
     @classmethod
     def follow(cls, moves: Path, observer: MoveObserver) -> None:
-        """Call `observer.look` after every change of the file until `leave`."""
+        """Call `observer.look` after every change of the file, until `leave` is called."""
         with cls._lock:
             watch = cls._watches.get(moves)
             if watch is None:
@@ -223,7 +223,7 @@ class RelocationWatch:
 
     @classmethod
     def leave(cls, moves: Path, observer: MoveObserver) -> None:
-        """Stop calling an observer."""
+        """Stop calling the observer that was passed to `follow`."""
         with cls._lock:
             watch = cls._watches.get(moves)
             if watch is None:
@@ -241,13 +241,16 @@ class RelocationWatch:
             self._seen = now
             with self._lock:
                 followers = list(self._observers)
-            # Outside of the lock: an observer takes its own lock, and may close its channel, which calls
-            # `leave`.
+            # Without the lock, because an observer takes a lock of its own, and may close its channel,
+            # which calls `leave`.
             for observer in followers:
                 observer.look()
 
     def _version(self) -> tuple[int, int]:
-        """Return a number pair that changes with the file, which is always replaced as a whole."""
+        """Return two numbers that differ once the file was replaced.
+
+        The file is always replaced as a whole.
+        """
         with contextlib.suppress(OSError):
             status = os.stat(self._moves)
             return status.st_ino, status.st_mtime_ns
@@ -255,14 +258,14 @@ class RelocationWatch:
 
 
 class RelocatingChannel:
-    """gRPC channel to a server that may move. Calls go to the server's latest endpoint.
+    """gRPC channel to a server that may move. Each call goes to the server's latest endpoint.
 
-    When the server moves, calls in progress end at once with CANCELLED. They could otherwise wait forever,
-    because the old machine may be off.
+    When the server moves, calls in progress fail at once with CANCELLED. The old machine may be off, and
+    calls to it could otherwise wait forever.
 
     Args:
         endpoint: First endpoint of the server.
-        moves: Path of the file with the moves.
+        moves: Path of the file that lists the new endpoints of moved servers.
         connect: Opens a channel to an endpoint.
 
     Attributes:
@@ -293,11 +296,14 @@ class RelocatingChannel:
         self.on_move()
 
     def unary_unary(self, *method: Any) -> Callable[..., Any]:
-        """Return a callable for a unary method, as grpc.Channel does, that uses the present channel."""
+        """Return a callable for a unary method, as grpc.Channel does. Each call uses the present channel."""
         return lambda *call, **options: self._channel.unary_unary(*method)(*call, **options)
 
     def stream_stream(self, *method: Any) -> Callable[..., Any]:
-        """Return a callable for a streaming method, as grpc.Channel does, that uses the present channel."""
+        """Return a callable for a streaming method, as grpc.Channel does.
+
+        Each call uses the present channel.
+        """
         return lambda *call, **options: self._channel.stream_stream(*method)(*call, **options)
 
     def close(self) -> None:
@@ -308,7 +314,7 @@ class RelocatingChannel:
             self._channel.close()
 
     def _find(self) -> str:
-        """Return the server's present endpoint, by following its moves from the first endpoint."""
+        """Return the server's present endpoint, found by following its moves from the first endpoint."""
         moves, endpoint = read_relocations(self._moves), self._first
         for _ in moves:  # at most one step per entry, even if the entries form a cycle
             endpoint = moves.get(endpoint, endpoint)
@@ -316,9 +322,10 @@ class RelocatingChannel:
 
 
 def open_channel(endpoint: str, access: Access | None = None) -> grpc.Channel:
-    """Return a channel to `unix:/path` or `host:port`, which connects when it is first used.
+    """Return a gRPC channel to `unix:/path` or `host:port`. It connects when it is first used.
 
-    The caller passes `access.metadata` with each call. If servers may move, the channel follows them.
+    The caller must pass `access.metadata` with each call. If servers may move (`access.relocations`), calls
+    go to the server's latest endpoint.
 
     Raises:
         ConfigError: The endpoint is TCP, and `access` has no credentials and is not insecure.
@@ -333,11 +340,11 @@ def open_channel(endpoint: str, access: Access | None = None) -> grpc.Channel:
 
 
 def await_connection(channel: grpc.Channel, access: Access, seconds: float) -> None:
-    """Wait up to `seconds` until the channel is connected.
+    """Wait up to `seconds` until the channel is connected. Returns normally if it is not.
 
-    gRPC makes progress on a connection only while a call waits for it, but a call on a channel that was
-    just refused fails at once. A loop of short calls with pauses would therefore never complete a TLS
-    handshake, which takes several messages. This function makes one call that waits.
+    gRPC works on a connection only while a call waits for it, but right after a refusal calls fail at once. A
+    loop of short calls with pauses would therefore never complete a TLS handshake, which takes several
+    messages. This function makes one call that waits for the connection.
     """
     if isinstance(channel, RelocatingChannel):
         channel.look()
@@ -351,17 +358,17 @@ def server_options(limits: ServerLimits) -> list[tuple[str, Any]]:
     return [
         *_SERVER_OPTIONS,
         ("grpc.max_receive_message_length", limits.message),
-        # Includes connections whose handshake is not over: gRPC closes them only at their time limit.
+        # This limit includes connections in their handshake, which gRPC closes only at the time limit.
         ("grpc.max_allowed_incoming_connections", connection_limit(limits)),
         ("grpc.max_concurrent_streams", limits.streams),
     ]
 
 
 def connection_limit(limits: ServerLimits) -> int:
-    """Return how many connections each of the two endpoints of this process may have.
+    """Return the number of connections that each of this process's two endpoints (gRPC and HTTP/2) may have.
 
-    Leaves some descriptors free: a process that has none left cannot even accept a connection to close it,
-    nor open its log.
+    Leaves some file descriptors free. A process without a free descriptor could not open its log, and could
+    not even accept a surplus connection to close it.
     """
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft_limit == resource.RLIM_INFINITY:
@@ -370,6 +377,6 @@ def connection_limit(limits: ServerLimits) -> int:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise this process's limit of file descriptors as far as the system allows. Connections need them."""
+    """Raise this process's limit of open files as far as the system allows: each connection needs one."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

@@ -1,14 +1,15 @@
 """Credentials of a fleet over TCP: the job's certificates and its token, as files in a folder.
 
-    ca.pem      certificate of the job's own authority, which verifies the others
+    ca.pem      certificate of the job's own authority, which signs all certificates of the job
     cert.pem    certificate of this role
-    key.pem     its private key, readable by its owner only
+    key.pem     private key of that certificate, readable by its owner only
     token       secret of the job, sent with every call
 
-Both ends present a certificate (mutual TLS). A server's certificate names `SERVER_NAME` rather than a host:
-only the job's launcher creates certificates, so any process that has one is a server of this job, on any
-machine. A worker's certificate is not valid for servers, so a worker cannot pose as one. The token of
-readers is derived from the job's token: servers can compute it, but a reader cannot compute the job's.
+Client and server both present a certificate (mutual TLS). A server's certificate names `SERVER_NAME`
+rather than a host. Only the job's launcher creates certificates, so a process that has a server's
+certificate is a server of this job, on any machine. A worker's certificate is not valid for servers, so
+a worker cannot pose as one. Readers have a token that is derived from the job's token: servers can compute
+it, but a reader cannot compute the job's token from it.
 """
 
 import hashlib
@@ -34,16 +35,16 @@ CERTIFICATE_DAYS = 30.0
 
 @dataclass(frozen=True)
 class Credentials:
-    """Credentials of one role of one job. `repr` shows the folder but no secret.
+    """Credentials of one role of one job, read from a folder. `repr` shows the folder but no secret.
 
-    The files are read when first needed, then kept.
+    Each file is read when it is first needed, and then kept in memory.
     """
 
     folder: Path
 
     @classmethod
     def read(cls, folder: str | Path) -> "Credentials":
-        """Return the credentials in a folder, after checking its files.
+        """Return the credentials in a folder, after checking that its files are complete and secret.
 
         Raises:
             ConfigError: A file is missing or empty, or other users can read a secret.
@@ -60,33 +61,33 @@ class Credentials:
 
     @cached_property
     def ca(self) -> bytes:
-        """Certificate of the authority, PEM."""
+        """Certificate of the job's authority, in PEM format."""
         return self._content("ca.pem")
 
     @cached_property
     def certificate(self) -> bytes:
-        """Certificate of this role, PEM."""
+        """Certificate of this role, in PEM format."""
         return self._content("cert.pem")
 
     @cached_property
     def key(self) -> bytes:
-        """Private key of this role, PEM."""
+        """Private key of this role, in PEM format."""
         return self._content("key.pem")
 
     @cached_property
     def token(self) -> str:
-        """Secret of the job."""
+        """Secret of the job, or the token of readers in the credentials of a reader."""
         return self._content("token").decode("ascii", "replace").strip()
 
     @cached_property
     def bearer(self) -> str:
-        """Value of the `authorization` header of every call."""
+        """Value of the `authorization` header that every call must have: `Bearer` and the token."""
         return f"Bearer {self.token}"
 
     def allows(self, authorization: str | bytes, *, reads: bool) -> bool:
-        """Return whether a call with this `authorization` header may be served.
+        """Return whether a call with this `authorization` header is permitted.
 
-        `reads`: The call only reads, so that the token of readers is accepted too.
+        `reads`: True if the call only reads, so that the token of readers is permitted too.
         """
         header = (
             authorization.encode("utf-8", "replace")
@@ -97,12 +98,11 @@ class Credentials:
         return any(hmac.compare_digest(header, known_header) for known_header in expected)
 
     def refusal(self, authorizations: Sequence[str | bytes], *, reads: bool) -> str:
-        """Return why a call with these `authorization` headers is refused, or "" if it is permitted.
+        """Return the reason to refuse a call with these `authorization` headers, or "" to permit it.
 
         Args:
-            authorizations: All such headers of the call. A call with several is refused even if all are
-                right.
-            reads: True if the call only reads.
+            authorizations: All `authorization` headers of the call. A call with several is always refused.
+            reads: True if the call only reads, so that the token of readers is permitted too.
         """
         if len(authorizations) != 1:
             return (
@@ -138,7 +138,7 @@ class Credentials:
 
 
 def reader_token(token: str) -> str:
-    """Return the token for readers of a job. The job's token cannot be computed from it."""
+    """Return the token for readers of a job. The job's token cannot be computed from the result."""
     return hmac.new(token.encode(), b"psfleet reader", hashlib.sha256).hexdigest()
 
 
@@ -146,7 +146,7 @@ def _refuse_if_open(path: Path, status: os.stat_result) -> None:
     """Raise an error if other users can read a secret file.
 
     If the file belongs to another user, its group may read it: Kubernetes mounts secrets this way (fsGroup)
-    for a process that is not root. ssh draws the same line.
+    for a process that is not root. ssh accepts the same modes.
     """
     mode = stat.S_IMODE(status.st_mode)
     mask = _GROUP if status.st_uid == os.geteuid() else _GROUP_CHANGES

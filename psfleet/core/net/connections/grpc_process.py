@@ -26,21 +26,21 @@ _EXPERIMENTS = "-event_engine_client,-event_engine_listener"
 
 
 def prepare(verbosity: str = "NONE") -> None:
-    """Tune malloc and gRPC for this process, except where the user's environment already does.
+    """Tune malloc and gRPC for this process. Settings that the user's environment already makes are kept.
 
     Args:
         verbosity: Lowest severity of the lines that gRPC itself writes to standard error.
     """
     if not _malloc_is_settled():
         _tune_malloc()
-    # An error in a call is raised to its caller, so gRPC's own lines would only repeat it.
+    # An error in a call is raised to the caller, so gRPC's own log lines would only repeat it.
     os.environ.setdefault("GRPC_VERBOSITY", verbosity)
     if importlib.metadata.version("grpcio").startswith(_MEASURED_GRPC):
         os.environ.setdefault("GRPC_EXPERIMENTS", _EXPERIMENTS)
 
 
 def _malloc_is_settled() -> bool:
-    """Return whether the user tunes malloc, or has replaced it."""
+    """Return whether malloc must be left alone: the user tunes or replaces it, or this is not Linux."""
     names = [
         name
         for name in os.environ

@@ -1,9 +1,9 @@
-"""Sockets of the endpoint for tensors, plain or under TLS, and probes that explain a refused connection.
+"""Sockets for the HTTP/2 endpoint, plain or under TLS, and probes that explain a refused connection.
 
-`accepts` and `connects` make the transports for ../http2. The probes below them explain a failed connection
-to the user: gRPC reports UNAVAILABLE both if a server is absent and if it rejects a certificate, and
-sometimes only that the connection was closed. `why_refused` connects again with Python's own TLS, which
-tells the cases apart. The probes send no request.
+`accepts` and `connects` make the transports for ../http2. The probes explain a failed connection to the
+user: gRPC reports UNAVAILABLE both if a server is absent and if it rejects a certificate, and sometimes
+only that the connection was closed. `why_refused` connects again with Python's own TLS, which distinguishes
+these cases. The probes send no request.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from psfleet.core.net.connections.credentials import SERVER_NAME, Credentials
 from psfleet.core.net.http2.frames import ConnectionBroken, DeadlinePassed
 from psfleet.core.net.http2.socket_transport import PlainTransport, Tick, TlsTransport, Transport
 
-_MOMENT = 2.0  # seconds within which a living server sends its first byte or hangs up
+_MOMENT = 2.0  # seconds within which a live server sends its first byte or closes the connection
 _TLS = (b"\x15", b"\x16")  # first byte of a TLS record: alert, handshake (RFC 8446, section 5.1)
 _HTTP2 = "h2"
 _STEP_TIMEOUT = 2.0  # seconds for each step of a probe
@@ -57,13 +57,13 @@ def connected(endpoint: str, seconds: float) -> socket.socket:
 
 
 def closes_at_once(endpoint: str, *, tls: bool = False) -> bool:
-    """Return whether a server accepts a connection and closes it at once, as if it had too many.
+    """Return whether a server accepts a connection and closes it at once, as it does if it has too many.
 
-    A server that has room sends the first byte, or with TLS the first reply.
+    A server that keeps the connection sends its first byte, or with TLS its reply to the handshake.
 
     Args:
         endpoint: `unix:/path` or `host:port`.
-        tls: Begin a TLS handshake.
+        tls: True to begin a TLS handshake.
     """
     try:
         return _first(endpoint, tls) == b""
@@ -76,7 +76,7 @@ def is_silent(endpoint: str, *, tls: bool = False) -> bool:
 
     Args:
         endpoint: `unix:/path` or `host:port`.
-        tls: Begin a TLS handshake.
+            tls: True to begin a TLS handshake.
     """
     try:
         return _first(endpoint, tls) is None
@@ -85,14 +85,17 @@ def is_silent(endpoint: str, *, tls: bool = False) -> bool:
 
 
 def speaks_tls(endpoint: str) -> bool:
-    """Return whether a server speaks TLS. False also if it cannot be reached or hangs up."""
+    """Return whether a server speaks TLS.
+
+    Also False if the server cannot be reached or closes the connection.
+    """
     with contextlib.suppress(OSError):
         return _first(endpoint, True) in _TLS
     return False
 
 
 def _first(endpoint: str, tls: bool) -> bytes | None:
-    """Return the first byte that a server sends: b"" if it closes the connection, None if nothing arrives."""
+    """Return the first byte that a server sends, b"" if it closes the connection, or None if it is silent."""
     with (
         contextlib.suppress(ConnectionResetError, BrokenPipeError),
         connected(endpoint, _MOMENT) as probe,
@@ -107,9 +110,9 @@ def _first(endpoint: str, tls: bool) -> bytes | None:
 
 
 def _hello() -> bytes:
-    """Return the first message of a TLS handshake."""
+    """Return the first message of a client's TLS handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # The probe ends after the first message, before anything secret is sent, so it need not verify.
+    # The probe ends before anything secret is sent, so it need not verify the server.
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     outgoing = ssl.MemoryBIO()
     end = context.wrap_bio(ssl.MemoryBIO(), outgoing)
@@ -121,9 +124,12 @@ def _hello() -> bytes:
 def accepts(
     access: Access, endpoint: str, protocol: str = _HTTP2
 ) -> Callable[[socket.socket], Transport]:
-    """Return a function that makes a transport from a socket accepted at this endpoint.
+    """Return a function that makes a transport from an accepted socket, with TLS if there are credentials.
 
-    `protocol`: Name of the protocol to agree on during the TLS handshake (ALPN).
+    Args:
+        access: Credentials of this server.
+        endpoint: Endpoint that the server listens on. A Unix socket never uses TLS.
+        protocol: Protocol to agree on during the TLS handshake (ALPN).
     """
     if not is_tcp(endpoint) or access.credentials is None:
         return PlainTransport
@@ -139,9 +145,9 @@ def accepts(
 
 
 def connects(access: Access, endpoint: str) -> Callable[[], Transport]:
-    """Return a function that connects to `unix:/path` or `host:port`.
+    """Return a function that connects to `unix:/path` or `host:port` and returns the transport.
 
-    The function raises ConnectionBroken, or DeadlinePassed if no byte arrives in time.
+    That function raises ConnectionBroken, or DeadlinePassed if the server does not accept in time.
     """
     context = None
     if is_tcp(endpoint) and access.credentials is not None:
@@ -188,11 +194,11 @@ def _prove(context: ssl.SSLContext, credentials: Credentials, protocol: str) -> 
 
 
 def why_refused(endpoint: str, access: Access) -> str:
-    """Return why the server and this process reject each other, or "" if another cause is possible."""
+    """Return why the server and this process reject each other, or "" if no reason is found."""
     if not is_tcp(endpoint):
         return ""
     first = _ask(endpoint, access)
-    # Ask twice: a server that is just being killed hangs up too, but the second time it is gone.
+    # Ask twice: a server that is just being killed closes connections too, but the second time it is gone.
     return first if first and _ask(endpoint, access) == first else ""
 
 
@@ -225,8 +231,8 @@ def _ask_with(plain: socket.socket, credentials: Credentials) -> str:
             return "the server speaks no TLS; it was started with --insecure, or it is no server"
         return ""
     try:
-        # Under TLS 1.3 a client learns only after the handshake that its certificate was rejected, so send
-        # something and see whether the server hangs up.
+        # Under TLS 1.3 a client learns only after the handshake that its certificate was rejected. So send
+        # some bytes and see whether the server closes the connection.
         tls.end.write(_HELLO)
         return "" if tls.take(lambda: tls.end.read(1)) else _refusal(credentials)
     except (ssl.SSLError, ConnectionError):
@@ -234,9 +240,9 @@ def _ask_with(plain: socket.socket, credentials: Credentials) -> str:
 
 
 class _TlsConversation:
-    """TLS over a socket that the caller closes.
+    """TLS over a socket, which the caller closes.
 
-    `ssl.SSLSocket` would leave the socket open if the server hangs up during the handshake.
+    Used instead of `ssl.SSLSocket`, which leaves the socket open if the server closes it in the handshake.
     """
 
     def __init__(self, plain: socket.socket, context: ssl.SSLContext) -> None:
@@ -245,7 +251,7 @@ class _TlsConversation:
         self.end = context.wrap_bio(self._incoming, self._outgoing, server_hostname=SERVER_NAME)
 
     def take(self, step: Callable[[], object]) -> object:
-        """Run a step of `end` until it completes, moving bytes between OpenSSL and the socket."""
+        """Call a method of `end` until it completes, and move bytes between OpenSSL and the socket."""
         while True:
             try:
                 result = step()
@@ -261,7 +267,7 @@ class _TlsConversation:
 
 
 def _refusal(credentials: Credentials) -> str:
-    """Return why a server with a valid certificate rejects ours."""
+    """Return why a server that has a valid certificate rejects this process's certificate."""
     from psfleet.core.net.connections.certificates import (
         ends,  # loads the cryptography, rarely needed
     )

@@ -1,1 +1,1 @@
-"""Unary gRPC calls over HTTP/2 and blocking sockets: what the hot methods use instead of grpcio."""
+"""Unary gRPC calls over HTTP/2 and blocking sockets. psfleet's tensor calls use this instead of grpcio."""

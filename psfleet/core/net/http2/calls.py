@@ -1,9 +1,9 @@
-"""Calls of an HTTP/2 connection: their messages as they arrive, the limits on them, and a server's reply.
+"""Calls on an HTTP/2 connection: assembles their messages, limits them, and lets handlers reply.
 
-StreamState assembles a gRPC message from DATA frames; both ends use it. IncomingCall adds a server's side:
+StreamState assembles a gRPC message from DATA frames; both ends use it. IncomingCall adds the server's side:
 it is the object through which a handler replies, now or later and from any thread. Two limits protect a
-server: InboundMessages caps the messages that are only partly received (their memory is already allocated),
-and RateLimit slows down a connection that has not yet made a permitted call.
+server. InboundMessages limits the number of messages that are only partly received, because their memory is
+already allocated. RateLimit slows down a connection that has not yet made a permitted call.
 """
 
 import contextlib
@@ -38,13 +38,13 @@ _LONG = 86_400.0  # seconds that `time_remaining` returns for a call without a t
 
 
 class ByteSource(Protocol):
-    """Source of a message's bytes: the buffered reader of a connection."""
+    """Source of a message's bytes. In practice the connection's buffered reader."""
 
     def read_bytes(self, size: int) -> bytes:
-        """Return the next `size` bytes, at most as many as the reader's buffer holds."""
+        """Return the next `size` bytes. `size` must not exceed the reader's buffer."""
 
     def read_into(self, target: memoryview) -> None:
-        """Fill the target with the next bytes."""
+        """Fill the target with the next bytes, of any number."""
 
 
 class StreamState:
@@ -57,12 +57,11 @@ class StreamState:
 
     Attributes:
         received: Bytes of DATA frames since this end last enlarged the stream's window.
-        remaining: Bytes of the announced content-length that have not arrived, or None if none was
-            announced.
+        remaining: Bytes of the announced content-length that have not arrived, or None if none was announced.
         ended: True once the other end has sent its last frame of the stream.
         unwanted: True if arriving bytes are skipped, because the request is not gRPC.
         closed: True once this end must not send on the stream.
-        content: The message, once it `is_whole`.
+        content: The message, once `is_whole`.
         length: Length from the message's prefix, or -1 until the prefix has arrived.
     """
 
@@ -72,7 +71,7 @@ class StreamState:
     content = b""
     length = -1
     _prefix = b""
-    # Writable view of `content`, which is allocated in full as soon as its length is known.
+    # Writable view of `content`. The memory is allocated in full as soon as the length is known.
     _place: memoryview | None = None
     _filled = 0
 
@@ -88,18 +87,18 @@ class StreamState:
 
     @property
     def missing(self) -> int:
-        """Bytes to the end of the prefix, or then of the message. At least 1 until the message is whole."""
+        """Bytes until the prefix is complete, or after that until the message is, down to 0."""
         return _PREFIX - len(self._prefix) or self.length - self._filled
 
     def begin_next(self) -> None:
-        """Reset the message, so that the stream's next one can be read."""
+        """Forget the message that has arrived, so that the stream's next message can be read."""
         self.content, self.length, self._prefix, self._place, self._filled = b"", -1, b"", None, 0
 
     def take(self, size: int, source: ByteSource) -> None:
         """Read the next `size` bytes of the message from the source.
 
         Raises:
-            DamagedMessage: The message is compressed, too long, or longer than its prefix says.
+            DamagedMessage: The message is compressed, too long, or longer than its prefix announces.
         """
         missing = _PREFIX - len(self._prefix)
         if missing == _PREFIX <= size <= _SHORT:  # usually a small message in one frame
@@ -122,10 +121,10 @@ class StreamState:
             source.read_into(self._next(size, size))
 
     def _next(self, size: int, unread: int) -> memoryview:
-        """Return the part of the buffer for the next `size` bytes and count them as arrived.
+        """Return the part of the buffer for the next `size` bytes, and treat these bytes as arrived.
 
-        `unread`: Bytes that the caller has not yet read from the source, for the error: the connection
-        skips them.
+        `unread`: Bytes of the frame that the caller has not yet read. If an error is raised, it carries this
+        number, so that the connection can skip these bytes.
         """
         start, self._filled = self._filled, self._filled + size
         if self._filled > self.length:
@@ -149,16 +148,16 @@ class StreamState:
 
 
 class InboundMessages:
-    """Limits the calls of a server whose message is only partly received. Any thread may call.
+    """Limits how many calls of a server may have a partly received message. Any thread may call.
 
-    Each such call occupies memory for its whole message. Without a limit, a client could claim much memory
-    by announcing long messages that it never sends.
+    Memory for the whole message is allocated when it begins to arrive. Without a limit, a client could claim
+    much memory by announcing long messages that it never sends.
 
     Args:
         each: Largest number of such calls per connection.
-        in_all: Largest number for all connections. Beyond it, a new call of a connection that has fewer
-            calls than the busiest one replaces the busiest one's oldest call, which is cancelled
-            (`call.cancel()`).
+        in_all: Largest number for all connections together. Once it is reached, a new call is admitted only
+            if another connection has more such calls. The oldest call of the busiest connection is then
+            cancelled (`call.cancel()`).
     """
 
     def __init__(self, each: int, in_all: int = _IN_ALL) -> None:
@@ -169,11 +168,11 @@ class InboundMessages:
         self._calls: dict[Hashable, dict[Any, float]] = {}  # connection -> call -> time of `enter`
 
     def enter(self, connection: Hashable, call: Any) -> None:
-        """Count a call whose message is about to arrive.
+        """Register a call whose message is about to arrive.
 
         Raises:
-            LimitExceeded: The connection has its maximum, or the server has and no connection has more
-                calls.
+            LimitExceeded: The connection has its maximum of such calls, or the server has and no other
+                connection has more calls.
         """
         with self._lock:
             in_flight = len(self._calls.get(connection, ()))
@@ -190,17 +189,17 @@ class InboundMessages:
             oldest.cancel()
 
     def leave(self, connection: Hashable, call: Any) -> bool:
-        """Stop counting a call whose message has arrived or never will.
+        """Unregister a call whose message has arrived or never will.
 
-        Returns False if the call was not counted, because it was cancelled in favor of another one.
+        Returns False if the call was already unregistered, because it was cancelled to admit another call.
         """
         with self._lock:
             return self._forget(connection, call)
 
     def _oldest_of_most(self, call_count: int) -> Any:
-        """Remove and return the oldest call of the busiest connection, to admit another call.
+        """Remove and return the oldest call of the busiest connection, so that another call can be admitted.
 
-        `call_count`: Calls of the connection whose call is to be admitted.
+        `call_count`: Registered calls of the connection that wants to add one.
         """
         largest_count = max(map(len, self._calls.values()))
         if call_count >= largest_count:
@@ -230,10 +229,10 @@ class InboundMessages:
 
 
 class RateLimit:
-    """Token bucket: 64 units at once, then 32 per second.
+    """Token bucket for the frames of a connection: 64 units at once, then 32 units per second.
 
-    A frame costs one unit, and one more for each 64 KiB in it, or for each 64 bytes of headers or settings.
-    The headers of a call have about 300 bytes.
+    A frame costs one unit. It costs one more for each 64 KiB in it, or for each 64 bytes of headers or
+    settings. The headers of a call have about 300 bytes.
 
     Args:
         now: Present time in seconds, of any clock that only increases.
@@ -244,32 +243,31 @@ class RateLimit:
         self._since = now
 
     def take(self, length: int, is_decoded: bool, now: float) -> float:
-        """Charge for a frame, and return the seconds to wait before the frame is read.
+        """Charge for a frame. Returns the seconds that the caller must wait before it reads the frame.
 
         Args:
             length: Length of the frame in bytes.
-            is_decoded: True if it carries headers or settings.
+            is_decoded: True if the frame carries headers or settings.
             now: Present time in seconds.
         """
         self._units = min(_BURST, self._units + (now - self._since) * _EACH_SECOND)
         self._since = now
-        # The balance may become negative: the debt is what the caller waits for.
+        # The balance may become negative. The caller then waits until new units have paid the debt.
         self._units -= 1 + length / (_DECODED if is_decoded else _BYTES)
         return max(0.0, -self._units / _EACH_SECOND)
 
 
 class IncomingCall(StreamState):
-    """A call that waits for its answer. Any thread may answer, once.
+    """A call that waits for its reply. Any thread may reply, once.
 
-    It has the methods of grpc.ServicerContext that handlers use.
+    Has the methods of grpc.ServicerContext that handlers use.
 
     Attributes:
         connection: Connection that the call arrived on.
         behavior: Handler of the call's method, or None if the call was refused.
-        deadline: Time (time.monotonic) at which the client gives up, or None if it waits forever.
+        deadline: Time (time.monotonic) at which the client gives up, or None if it never does.
         code, details, metadata: Final gRPC status code, its text for a person, and trailing headers.
-        has_opened: True if the headers and a part of the reply were sent. Only streaming methods send
-            parts.
+        has_opened: True if the headers and a part of the reply were sent. Only streaming methods send parts.
     """
 
     connection: "ServerConnection"
@@ -282,11 +280,14 @@ class IncomingCall(StreamState):
     _lost: tuple[Callable[[], None], ...] = ()
 
     def time_remaining(self) -> float:
-        """Return the seconds until the deadline; a day if there is none."""
+        """Return the seconds until the deadline, or one day if the call has no deadline."""
         return _LONG if self.deadline is None else self.deadline - time.monotonic()
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Call `callback` if the client goes away before the reply. Returns False if the call is over."""
+        """Call `callback` if the client disconnects before the reply.
+
+        Returns False if the call is already over.
+        """
         with self.connection.sending:
             if self.closed:
                 return False
@@ -294,7 +295,7 @@ class IncomingCall(StreamState):
             return True
 
     def set_code(self, code: "int | object") -> None:
-        """Set the status: a number, or a grpc.StatusCode."""
+        """Set the status code: a number, or a grpc.StatusCode."""
         self.code = code if isinstance(code, int) else code.value[0]  # type: ignore[attr-defined]
 
     def set_details(self, details: str) -> None:
@@ -317,8 +318,8 @@ class IncomingCall(StreamState):
             if self.is_whole:
                 message = self.content
                 self.begin_next()
-                # Replies that the client does not read would pile up here, so a client must read before it
-                # sends more.
+                # A client that does not read its replies would make them accumulate here. So it may send
+                # more only after it has read them.
                 if not self.connection.took_replies(self):
                     raise DamagedMessage(_EXHAUSTED, "answers wait that are not read", size)
                 self.behavior.take(message, self)
@@ -339,9 +340,9 @@ class IncomingCall(StreamState):
                 self.connection.send_apart(self, block, contents, trailers, ends=False)
 
     def end(self, message: bytes | None) -> None:
-        """Reply with a message, or with the status if it is not OK or the message is None.
+        """Reply with a message. If the status is not OK or `message` is None, reply with the status instead.
 
-        Ignores a broken connection: the thread that reads the connection handles it.
+        A broken connection is ignored here: the thread that reads the connection handles it.
         """
         self._lost = ()
         with contextlib.suppress(ConnectionBroken):
@@ -356,20 +357,20 @@ class IncomingCall(StreamState):
         self.end(None)
 
     def cancel(self) -> None:
-        """End a call whose message has not arrived in full, to let another call in."""
+        """End a call whose message has not arrived in full, so that another call can be admitted."""
         self.refuse(_EXHAUSTED, "too many messages are on their way to this server")
 
     def lose(self) -> None:
-        """Run the callbacks of `add_callback`: the client has gone away."""
+        """Run the callbacks of `add_callback`, because the client has disconnected."""
         with self.connection.sending:
             callbacks, self._lost = self._lost, ()
-        # Outside of the lock: a callback may take locks of the server, whose holders send replies.
+        # Without the lock: a callback may take locks of the server, and holders of those locks send replies.
         for callback in callbacks:
             callback()
 
 
 Behavior = Callable[[bytes, IncomingCall], None]
-"""Handler of a method: takes a request, and replies through the call now or later. It must not raise."""
+"""Handler of a method. It gets a request, and replies through the call now or later. It must not raise."""
 
 
 @dataclass(frozen=True)
@@ -377,7 +378,7 @@ class Streaming:
     """Handler of a method whose requests or replies consist of several messages.
 
     Attributes:
-        take: Takes each message as it arrives.
+        take: Called with each message as it arrives.
         end: Called once the client has sent its last message.
     """
 

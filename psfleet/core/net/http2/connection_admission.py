@@ -1,17 +1,17 @@
 """Accepts connections for an HTTP/2 server, and limits those that have not yet made a permitted call.
 
-One thread accepts all connections and runs their TLS handshakes without blocking; a connection gets a
-thread of its own only after its handshake. A connection that has made no authenticated call by its deadline
-is closed, no matter how slowly or how much it sends. If there are too many such connections, `surplus`
-chooses which to close at once: more from an address that has many, and silent ones first. So a flood from
-one address cannot lock out the job's own processes.
+One thread accepts all connections and runs their TLS handshakes without blocking. A connection gets a thread
+of its own only after its handshake. Until it has made a permitted call, a connection is called a *stranger*.
+A stranger is closed at its deadline, no matter how slowly or how much it sends. If there are too many
+strangers, `surplus` chooses which to close at once: more from an address that has many, and silent ones
+first. So a flood from one address cannot lock out the job's own processes.
 
-An exception must not escape from this thread, because a service thread that fails ends the process:
-anything that arrives from outside may only close its own connection.
+The thread works in turns: it waits for events, handles them, and closes connections. Each turn accepts only
+a few connections, so that new ones cannot displace those whose handshake is still running. A connection
+accepted in the present turn had no time to send anything, so it is not treated as silent.
 
-A connection that was accepted in the present turn has had no time to speak, so it does not count as silent
-in this turn. Each turn accepts only a few, so that new connections cannot displace those whose handshake is
-still running.
+An exception must not escape from this thread, because a service thread that fails ends the process.
+Anything that arrives from outside may only close its own connection.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from psfleet.core.net.http2.socket_transport import Transport
 _log = log_of(__name__)
 
 _LOOK = 0.02  # seconds between turns while something has to be retried
-_BATCH = 4  # a turn accepts at most this fraction of the allowed strangers: 32 of 128
+_BATCH = 4  # a turn accepts at most a 4th of the allowed strangers: 32 of 128
 _REST = 3  # pause after closing strangers, as a multiple of the CPU time that the turn took
 
 
@@ -42,7 +42,7 @@ _MAPPED = "::ffff:"  # an IPv4 address as IPv6 sockets see it
 
 
 class ServedConnection(Protocol):
-    """The server's end of a connection, as a thread serves it.
+    """The server's end of a connection that is served by a thread.
 
     Attributes:
         transport: Transport of the connection.
@@ -60,27 +60,27 @@ class ServedConnection(Protocol):
         """Serve calls until the connection ends; then raise ConnectionBroken."""
 
     def tick(self) -> None:
-        """Run checks about twice a second while no bytes arrive; raises to end the connection."""
+        """Check deadlines. Called twice a second while no bytes arrive; raises to end the connection."""
 
     def newest(self) -> int:
-        """Return the stream number of the client's last call."""
+        """Return the stream number of the client's latest call."""
 
     def say_goodbye(self, newest: int, code: ErrorCode, details: str) -> None:
-        """Tell the client that calls up to stream `newest` are served, and no later ones."""
+        """Tell the client that no streams after `newest` are served (GOAWAY)."""
 
 
 @dataclass(eq=False)
 class OpenConnection:
-    """An accepted connection.
+    """An accepted connection, from its first byte to its end.
 
     Attributes:
-        end: Accepted socket, used until there is a transport.
+        end: Accepted socket. Used only until `transport` is set.
         descriptor: File descriptor of the socket.
-        address: Address of the other end, as `network_of` gives it.
-        since: Time at which it was accepted (time.monotonic).
+        address: Address of the other end, as `network_of` returns it.
+        since: Time at which the connection was accepted (time.monotonic).
         transport: Transport over the socket, or None until the other end has sent a byte.
-        connection: Connection served by its own thread, or None until its handshake is over.
-        is_shut: True if it is being closed.
+        connection: The connection as its thread serves it, or None until the handshake is over.
+        is_shut: True if the connection is being closed.
     """
 
     end: socket.socket
@@ -98,9 +98,7 @@ class OpenConnection:
 
 
 class ConnectionAdmission:
-    """Accepts connections until `stop`.
-
-    Calls a connection a *stranger* as long as it has made no permitted call.
+    """Accepts connections, completes their handshakes, and hands them to threads, until `stop` is called.
 
     Args:
         listener: Listening socket, which is closed at the end.
@@ -108,7 +106,7 @@ class ConnectionAdmission:
         settings: Settings of the server.
         connections: Returns the connections that have a thread.
         serve: Starts a thread for a connection.
-        say: Writes a line to the log when strangers were closed.
+        say: Writes a line to the log. Called when connections were closed because there were too many.
     """
 
     def __init__(
@@ -134,7 +132,7 @@ class ConnectionAdmission:
         self._turn = 0.0  # time at which the present turn of `run` began
 
     def stop(self) -> None:
-        """Let `run` return."""
+        """Make `run` return. Any thread may call."""
         self._over.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -164,17 +162,18 @@ class ConnectionAdmission:
         self._events.close()
 
     def _pause(self) -> float | None:
-        """Return the seconds until the next turn if no event arrives, or None to wait for an event only."""
+        """Return the seconds to wait for an event before the next turn, or None to wait without a limit."""
         if self._ready:
             return _LOOK
         first = min((stranger.since for stranger in self._strangers()), default=None)
         if first is None:
             return None
-        # A moment after the deadline of the oldest stranger, so that the turn finds it late.
+        # Wait slightly longer than the deadline of the oldest stranger, so that the next turn finds it
+        # overdue.
         return max(first + self._settings.handshake - time.monotonic(), 0.0) + _LOOK
 
     def _strangers(self) -> list[OpenConnection]:
-        """Return the open connections that are not authenticated."""
+        """Return the open connections that have not made a permitted call."""
         strangers = [
             connection
             for connection in self._served()
@@ -229,18 +228,18 @@ class ConnectionAdmission:
             self._ready.append(self._arrivals.pop(arrival.descriptor))
 
     def _in_all(self) -> int:
-        """Return the largest number of strangers allowed now."""
+        """Return the number of strangers that all addresses together may have now."""
         members = sum(connection.is_authenticated for connection in self._served())
         return room(self._settings.connections, members, self._settings.handshakes)
 
     def _look(self) -> bool:
-        """Close late and surplus connections and start threads. Returns True if there was a surplus."""
+        """Close overdue and surplus strangers, and start threads. Returns True if there was a surplus."""
         self._end_late()
         in_all = self._in_all()
         closing = self._surplus(in_all)
         threads = sum(not connection.is_authenticated for connection in self._served())
-        # A stranger with a thread costs more than one without. The others wait in `_ready`, where they
-        # count and are closed as strangers too.
+        # A stranger with a thread costs more than one without. So strangers beyond the limit wait in
+        # `_ready`, where they are limited and closed too.
         while self._ready and threads < in_all:
             self._serve(self._ready.pop(0))
             threads += 1
@@ -255,7 +254,7 @@ class ConnectionAdmission:
                 self._close(connection)
 
     def _surplus(self, in_all: int) -> "list[UnauthenticatedConnection]":
-        """Close the surplus strangers and return them."""
+        """Close strangers beyond the limits, and return them."""
         strangers, per_address = self._strangers(), self._settings.handshakes
         if len(strangers) <= min(per_address, in_all):
             return []
@@ -285,7 +284,8 @@ class ConnectionAdmission:
             self._ready.remove(accepted)
         else:
             del self._arrivals[accepted.descriptor]
-            # Closing does not suffice: a duplicate, as of a forked child, would keep the events coming.
+            # Closing the socket is not enough: if a forked child has a copy of it, its events would still
+            # arrive.
             with contextlib.suppress(OSError):  # TLS has closed it already
                 self._events.unregister(accepted.descriptor)
         (accepted.transport or accepted.end).close()
@@ -293,13 +293,13 @@ class ConnectionAdmission:
 
 @dataclass(frozen=True, slots=True)
 class UnauthenticatedConnection:
-    """A connection that has not proved itself.
+    """A connection that has made no permitted call yet (a *stranger*), described for `surplus`.
 
     Attributes:
         number: Index in the caller's list of connections.
-        address: Address of the other end, as `network_of` gives it.
-        since: Time at which it was accepted (time.monotonic).
-        silent: True if it has sent nothing although it had the time to.
+        address: Address of the other end, as `network_of` returns it.
+        since: Time at which the connection was accepted (time.monotonic).
+        silent: True if the other end has sent nothing although it had the time to.
     """
 
     number: int
@@ -309,7 +309,7 @@ class UnauthenticatedConnection:
 
 
 def network_of(host: str) -> str:
-    """Return what counts as one address: an IPv4 address, or the /64 network of an IPv6 address.
+    """Return the part of an address that the limits apply to: an IPv4 address, or an IPv6 /64 network.
 
     A host with IPv6 usually owns a whole /64 network, so it could otherwise appear as many addresses.
     """
@@ -320,21 +320,21 @@ def network_of(host: str) -> str:
 
 
 def room(connections: int, members: int, each: int) -> int:
-    """Return how many strangers may be connected.
+    """Return the number of connections that may be open without having made a permitted call (*strangers*).
 
-    At most half of the connections that authenticated clients leave free, so that strangers can never fill
-    the server; and at most four times the limit of one address.
+    Strangers get at most half of the connections that authenticated clients leave free, so they can never
+    fill the server. They also get at most four times the limit of one address.
 
     Args:
         connections: Largest number of connections of the server.
-        members: Authenticated connections.
+        members: Number of authenticated connections.
         each: Largest number of strangers of one address.
     """
     return min(max((connections - members) // 2, 1), _ADDRESSES * each)
 
 
 def closing_notice(closing: Sequence[UnauthenticatedConnection]) -> str:
-    """Return the log line about the connections that were closed."""
+    """Return the log line about connections that were closed because too many had made no permitted call."""
     address, count = Counter(connection.address for connection in closing).most_common(1)[0]
     return f"closed {len(closing)} unauthenticated connections, {count} of them from {address}"
 
@@ -342,13 +342,15 @@ def closing_notice(closing: Sequence[UnauthenticatedConnection]) -> str:
 def surplus(
     strangers: Iterable[UnauthenticatedConnection], each: int, in_all: int
 ) -> list[UnauthenticatedConnection]:
-    """Return the strangers to close so that the limits per address and in total hold.
+    """Return the strangers to close so that the limits per address and in total are met.
 
-    Within an address, silent connections go first, then the oldest. If all addresses together have too
-    many, their shares are lowered evenly, so that the address with the most connections loses first.
+    A *stranger* is a connection that has made no permitted call yet.
+
+    Within an address, silent strangers are chosen first, then the oldest. If all addresses together have too
+    many, the limit per address is lowered for all. So the address with the most strangers loses first.
 
     Args:
-        strangers: All connections that are not authenticated.
+        strangers: All connections that have not made a permitted call.
         each: Strangers that one address may keep.
         in_all: Strangers that all addresses together may keep.
     """
@@ -357,7 +359,7 @@ def surplus(
         strangers, key=lambda connection: (not connection.silent, connection.since)
     ):
         groups[stranger.address].append(stranger)
-    # Each group is sorted: first the silent connections, then by age. The front of each group is closed.
+    # Each group is sorted: first the silent strangers, then by age. The front of each group is closed.
     level = _level([len(group) for group in groups.values()], each, in_all)
     closing = [
         connection
@@ -370,13 +372,13 @@ def surplus(
         for connection in group[max(len(group) - level, 0) :]
     ]
     remaining.sort(key=lambda connection: (not connection.silent, connection.since))
-    # `level` is at least 1, so with very many addresses the groups can still have too many in all.
+    # `level` is at least 1, so very many addresses can still have too many strangers in total.
     return closing + remaining[: max(len(remaining) - in_all, 0)]
 
 
-def _level(sizes: Sequence[int], each: int, in_all: int) -> int:
-    """Return the largest cap per group, at most `each`, with which the groups fit into `in_all`."""
-    level = each
+def _level(sizes: Sequence[int], group_limit: int, in_all: int) -> int:
+    """Return the largest limit per group, up to `group_limit`, that keeps the total within `in_all`."""
+    level = group_limit
     while level > 1 and sum(min(size, level) for size in sizes) > in_all:
         level -= 1
     return level

@@ -2,9 +2,9 @@
 
     length u24 | type u8 | flags u8 | stream u32 | payload ...        9 bytes before each payload
 
-Pure functions without state: they build and parse frame heads, settings and the few frames of the control
-plane, and check what a peer may send. `around_message` builds all bytes around a gRPC message at once,
-because a small call consists of little else.
+Pure functions without state. They build and parse the heads of frames, settings and the few control frames,
+and check the frames that a peer sends. `around_message` builds all bytes around a gRPC message at once,
+because most of the cost of a small call is building frames.
 """
 
 import struct
@@ -39,14 +39,14 @@ class ErrorCode(IntEnum):
 
 
 class ConnectionBroken(Exception):
-    """The connection is lost, or the other end violates the protocol."""
+    """The connection is lost, or the peer has violated the HTTP/2 protocol."""
 
 
 class CodedError(Exception):
-    """The other end violates the protocol.
+    """The peer has violated the HTTP/2 protocol. Base of errors that have an error code.
 
     Attributes:
-        code: Error code to report to the other end.
+        code: Error code to report to the peer.
     """
 
     def __init__(self, code: ErrorCode, details: str) -> None:
@@ -55,15 +55,15 @@ class CodedError(Exception):
 
 
 class ProtocolViolation(CodedError, ConnectionBroken):
-    """Violation of the protocol that ends the connection."""
+    """A violation of the protocol that ends the whole connection."""
 
 
 class StreamError(CodedError):
-    """Violation of the protocol within one call, which ends only that call."""
+    """A violation of the protocol within one call. It ends only that call."""
 
 
 class DamagedMessage(Exception):
-    """A message of a call cannot be read.
+    """The message of a call cannot be read, for example because it is too long.
 
     Attributes:
         status: gRPC status code that the call ends with.
@@ -79,11 +79,11 @@ class DamagedMessage(Exception):
 
 
 class DeadlinePassed(Exception):
-    """The call was not answered in time."""
+    """No reply to a call has arrived before its timeout."""
 
 
 class CallFailed(Exception):
-    """The other end replied with an error status.
+    """The server has replied with an error status.
 
     Attributes:
         code: gRPC status code, as a number.
@@ -107,7 +107,10 @@ HEADER_TABLE_SIZE, MAX_HEADER_LIST_SIZE = 1, 6
 SMALLEST_FRAME, LARGEST_FRAME = 2**14, 2**24 - 1  # bounds of MAX_FRAME_SIZE
 
 unpack_head, pack_message_head = _HEAD.unpack_from, _MESSAGE_HEAD.pack
-"""Head of a frame, and head of a frame that holds exactly one uncompressed gRPC message with its prefix."""
+"""The head of a frame.
+
+The head of a DATA frame that holds one gRPC message, including the message's prefix.
+"""
 
 
 def head(length: int, kind: int, flags: int, stream: int) -> bytes:
@@ -116,52 +119,52 @@ def head(length: int, kind: int, flags: int, stream: int) -> bytes:
 
 
 def read_head(data: bytes | bytearray, at: int = 0) -> tuple[int, int, int, int]:
-    """Return length, type, flags and stream of the frame that begins at `at`."""
+    """Parse the head of the frame that begins at `at`. Returns the frame's length, type, flags and stream."""
     high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
     return high << 8 | low, kind, flags, stream & LARGEST_WINDOW
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """Return a whole frame."""
+    """Return a whole frame with this payload."""
     length = len(payload)
     return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream) + payload
 
 
 def settings(values: dict[int, int]) -> bytes:
-    """Return a SETTINGS frame."""
+    """Return a SETTINGS frame with these values by setting number."""
     return frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*pair) for pair in values.items()))
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """Return the settings of a SETTINGS frame in their order."""
+    """Return the settings in a SETTINGS frame's payload, as pairs of number and value in their order."""
     return list(_SETTING.iter_unpack(payload))
 
 
 def reset(stream: int, code: int) -> bytes:
-    """Return a RST_STREAM frame."""
+    """Return a RST_STREAM frame, which cancels a stream."""
     return frame(RST_STREAM, 0, stream, _WORD.pack(code))
 
 
 def goaway(newest: int, code: int, details: str) -> bytes:
-    """Return a GOAWAY frame. `newest` is the last stream that may have been processed."""
+    """Return a GOAWAY frame. `newest` is the number of the last stream that may have been processed."""
     return frame(GOAWAY, 0, 0, _WORD.pack(newest) + _WORD.pack(code) + details.encode())
 
 
 def window_update(stream: int, size: int) -> bytes:
-    """Return a WINDOW_UPDATE frame; stream 0 enlarges the window of the whole connection."""
+    """Return a WINDOW_UPDATE frame. Stream 0 enlarges the window of the whole connection."""
     return frame(WINDOW_UPDATE, 0, stream, _WORD.pack(size))
 
 
 def around_message(number: int, length: int, block: bytes, trailers: bytes) -> tuple[bytes, bytes]:
-    """Return the bytes before and after a message that fills one DATA frame.
+    """Return the bytes before and after a gRPC message that is sent in one DATA frame.
 
         HEADERS head | block | DATA head | prefix | (message) | HEADERS head | trailers
 
     Args:
         number: Number of the stream.
         length: Length of the message in bytes.
-        block: Header block before the message.
-        trailers: Header block that ends the stream, or empty if the message itself ends it.
+        block: Header block to send before the message.
+        trailers: Header block that ends the stream. If it is empty, the message itself ends the stream.
     """
     stream, flags = number.to_bytes(4, "big"), 0 if trailers else END_STREAM
     size = length + 5  # the prefix of a gRPC message belongs to the DATA frame
@@ -183,7 +186,7 @@ def _trailers_of(size: int) -> bytes:
 
 
 def trailing(number: int, block: bytes) -> bytes:
-    """Return the HEADERS frame with a block that ends the stream."""
+    """Return a HEADERS frame with a block of trailers, which ends the stream."""
     return _trailers_of(len(block)) + number.to_bytes(4, "big") + block
 
 
@@ -194,7 +197,7 @@ _NOWHERE = {PUSH_PROMISE, CONTINUATION}  # CONTINUATION is read only right behin
 
 
 def check_frame(kind: int, flags: int, number: int, length: int) -> None:
-    """Check the head of a frame that carries neither messages nor headers.
+    """Check the head of a frame of any type but DATA and HEADERS.
 
     Raises:
         ProtocolViolation: The frame is not allowed on this stream, or has a wrong length.
@@ -226,7 +229,7 @@ def _is_size(kind: int, flags: int, length: int) -> bool:
 
 
 def check_setting(key: int, value: int) -> None:
-    """Check a setting that the other end announces.
+    """Check the value of a setting that the peer has sent.
 
     Raises:
         ProtocolViolation: The value is out of range.

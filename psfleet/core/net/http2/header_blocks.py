@@ -1,10 +1,10 @@
-"""Header blocks (HPACK, RFC 7541) of unary gRPC calls: encodes ours, decodes those of any peer.
+"""Header blocks (HPACK, RFC 7541) of unary gRPC calls: encodes ours, and decodes those of any peer.
 
-HPACK compresses headers with a table that both ends change as blocks arrive, so in general each block must
-be decoded in order. This module writes only literals without an index. Such a block depends on no table, so
-the headers of a method are constant bytes, with the timeout appended. It accepts any block: the library
-`hpack` decodes it. A block that neither reads nor changes the dynamic table is decoded once and then found
-in a dictionary by its bytes.
+A header block is the encoded headers of one call or reply. HPACK compresses headers with a table that both
+ends change with every block, so blocks must in general be decoded in the order of arrival. This module
+writes only literals without an index, which do not use the table. So the headers of a method are constant
+bytes, followed by the timeout. Blocks from peers may use all of HPACK; the library `hpack` decodes them. A
+block that does not use the changing table is decoded once, and later looked up by its bytes.
 """
 
 import re
@@ -32,9 +32,9 @@ NO_TABLE = b"\x20"  # update of the dynamic table's size to 0 (RFC 7541, section
 _ANY_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 REQUEST = frozenset((":method", ":scheme", ":authority", ":path"))
-"""Pseudo-headers of a request."""
+"""Pseudo-headers (names with a colon) that a request may have."""
 RESPONSE = frozenset((":status",))
-"""Pseudo-headers of a response."""
+"""Pseudo-headers that a response may have."""
 _NEEDED = (":method", ":scheme", ":path")
 _OF_CONNECTION = {"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"}
 _NAME = re.compile(rb":?[!#$%&'*+.^_`|~0-9a-z-]+")
@@ -43,9 +43,9 @@ _SINGLE = ("content-length", "content-type", "host")
 
 
 def _integer(value: int, bits: int, first: int = 0) -> bytes:
-    """Encode an integer (RFC 7541, section 5.1) whose prefix has `bits` bits of the first byte.
+    """Encode an integer (RFC 7541, section 5.1) in the low `bits` bits of the first byte and further bytes.
 
-    `first`: The other bits of the first byte.
+    `first`: Value of the first byte's other bits.
     """
     all_ones = (1 << bits) - 1
     if value < all_ones:
@@ -74,7 +74,14 @@ TEXT_TRAILERS = _literal("grpc-status", "2")
 def request_prefix(
     path: str, authority: str, tls: bool, metadata: tuple[tuple[str, str], ...]
 ) -> bytes:
-    """Return the encoded headers of a request, without its timeout."""
+    """Return the encoded headers of a request, to which `timeout_field` may be appended.
+
+    Args:
+        path: Method as "/package.Service/Method".
+        authority: Name of the server.
+        tls: True if the connection uses TLS.
+        metadata: Further headers.
+    """
     fields = [
         (":path", path),
         (":authority", authority),
@@ -86,15 +93,18 @@ def request_prefix(
 
 
 def timeout_field(seconds: float) -> bytes:
-    """Return the encoded header of a timeout. It always has the same length, so that it can be split off."""
+    """Return the encoded header of a timeout.
+
+    Its length is constant, so that `split_timeout` can remove it.
+    """
     milliseconds = min(max(int(seconds * 1000), 1), 99_999_999)
     return b"%b%08dm" % (_TIMEOUT, milliseconds)
 
 
 def split_timeout(block: bytes) -> tuple[bytes, bytes]:
-    """Split a block into its headers and the timeout value that `timeout_field` wrote at its end.
+    """Split a block into its other headers and the timeout that `timeout_field` wrote at its end.
 
-    The timeout is empty if the block does not end with one.
+    The value is empty if the block does not end with a timeout.
     """
     value = block[-_VALUE_SIZE:]
     if (
@@ -107,7 +117,7 @@ def split_timeout(block: bytes) -> tuple[bytes, bytes]:
 
 
 def seconds_of(timeout: str) -> float | None:
-    """Return a timeout in seconds, or None if the header is empty, which means no limit.
+    """Return the seconds in a grpc-timeout header, or None if the header is empty, which means no limit.
 
     Raises:
         ValueError: The header is not a valid timeout.
@@ -123,7 +133,7 @@ def seconds_of(timeout: str) -> float | None:
 
 
 def failure_trailers(code: int, details: str, metadata: Mapping[str, str]) -> bytes:
-    """Return the headers of a reply that consists only of an error status."""
+    """Return the encoded headers of a reply that has an error status and no message."""
     fields = {
         "grpc-status": str(code),
         "grpc-message": quote(details, safe=" !#$&'()*+,/:;=?@[]"),
@@ -133,10 +143,12 @@ def failure_trailers(code: int, details: str, metadata: Mapping[str, str]) -> by
 
 
 class HeaderReader:
-    """Decodes the header blocks of one connection. Each block must be passed to `read` in order of arrival.
+    """Decodes the header blocks that arrive on one connection.
+
+    Pass every block to `read`, in order of arrival.
 
     Args:
-        pseudo: Pseudo-headers that are allowed.
+        pseudo: Pseudo-headers that the other end may send (names that begin with a colon).
     """
 
     def __init__(self, pseudo: frozenset[str]) -> None:
@@ -147,27 +159,30 @@ class HeaderReader:
     def read(self, block: bytes) -> tuple[dict[str, str], str]:
         """Decode a block. Returns its headers, and the value of its timeout or "" if it has none.
 
-        Names of headers are in lower case. The dictionary may be shared with other calls: do not change it.
+        Names of headers are in lower case. The dictionary may be shared with other calls, so do not change
+        it.
 
         Raises:
-            ProtocolViolation: The block cannot be decoded, so the table of all later blocks is unknown.
+            ProtocolViolation: The block cannot be decoded. Later blocks then cannot be decoded either,
+                because the state of HPACK's table is unknown.
             StreamError: The headers are malformed. The block was decoded, so later blocks can be read.
         """
         prefix, timeout = split_timeout(block)
         headers = self._known.get(prefix)
         if headers is None:
-            # A block that uses the dynamic table means something else each time, so it is never remembered.
+            # The headers of a block that uses the changing table can differ each time, so they are not
+            # remembered.
             if not _is_stateless(block):
                 fields = self._decode(block)
                 return fields, fields.get("grpc-timeout", "")
-            # Without its timeout, so that calls with any timeout find the entry.
+            # Decode it without the timeout, so that calls with any timeout find the entry.
             headers = self._decode(prefix)
             if len(self._known) < _MOST_KNOWN:
                 self._known[prefix] = headers
         return headers, headers.get("grpc-timeout", "") + timeout.decode("ascii")
 
     def knows(self, block: bytes) -> bool:
-        """Return whether the block, apart from its timeout, has the same meaning whenever it arrives."""
+        """Return whether `read` has remembered the headers of this block. Its timeout may be another one."""
         return split_timeout(block)[0] in self._known
 
     def _decode(self, block: bytes) -> dict[str, str]:
@@ -181,7 +196,7 @@ class HeaderReader:
 
 
 def _is_stateless(block: bytes) -> bool:
-    """Return whether decoding the block neither reads nor changes the table of earlier headers."""
+    """Return whether a block can be decoded without HPACK's changing table, and does not change the table."""
     at = 0
     try:
         while at < len(block):
@@ -205,7 +220,7 @@ def _is_stateless(block: bytes) -> bool:
 
 
 def _read_integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
-    """Decode an integer whose prefix has `bits` bits. Returns the integer and the offset after it."""
+    """Decode an integer in the low `bits` bits of a byte and further bytes. Also returns the next offset."""
     all_ones = (1 << bits) - 1
     value, at = block[at] & all_ones, at + 1
     if value < all_ones:
@@ -220,24 +235,23 @@ def _read_integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
 
 
 def read_message(headers: dict[str, str]) -> str:
-    """Return the status text of a failed call."""
+    """Return the status text from the headers of a failed call."""
     return unquote(headers.get("grpc-message", ""), errors="replace")
 
 
 def repeated(names: Iterable[str]) -> str:
-    """Return the name of a header that occurs twice in an HTTP/1.1 request but may occur once, or "".
+    """Return the name of a header that an HTTP/1.1 request repeats although it may occur only once, or "".
 
-    Such a request is dangerous behind a proxy: the proxy could act on one value and the server on the
-    other.
+    Such a request is dangerous behind a proxy, because the proxy may use one value and the server the other.
     """
     counts = Counter(names)
     return next((name for name in (*_SINGLE, "authorization") if counts[name] > 1), "")
 
 
 def fields_of(pairs: Iterable[tuple[bytes, bytes]], pseudo: frozenset[str]) -> dict[str, str]:
-    """Return headers by name, after checking them.
+    """Check decoded headers, and return them by name.
 
-    Repeated headers are joined with commas, as in a list. So a request with two tokens has neither of them.
+    Repeated headers are joined with commas. So a request with two tokens has a value that is no valid token.
 
     Args:
         pairs: Names and values in order of arrival.
@@ -247,8 +261,8 @@ def fields_of(pairs: Iterable[tuple[bytes, bytes]], pseudo: frozenset[str]) -> d
         StreamError: The headers are malformed.
     """
     fields: dict[str, str] = {}
-    # Pseudo-headers must come before all others (RFC 9113, section 8.3); the first ordinary header ends
-    # them.
+    # Pseudo-headers must come before all others (RFC 9113, section 8.3). `is_pseudo` turns False at the first
+    # ordinary header.
     is_pseudo = True
     for raw, content in pairs:
         if not _NAME.fullmatch(raw) or not _VALUE.fullmatch(content):
@@ -268,7 +282,7 @@ def fields_of(pairs: Iterable[tuple[bytes, bytes]], pseudo: frozenset[str]) -> d
 
 
 def check_request(fields: dict[str, str]) -> int | None:
-    """Check the headers of a request, and return its content-length or None if it announces none.
+    """Check the headers of a request, and return its content-length, or None if it has none.
 
     Raises:
         StreamError: The headers are malformed.
@@ -285,7 +299,7 @@ def check_request(fields: dict[str, str]) -> int | None:
 
 
 def has_pseudo(fields: dict[str, str]) -> bool:
-    """Return whether the headers contain a pseudo-header; trailers must not."""
+    """Return whether the headers contain a pseudo-header. Trailers must not contain any."""
     return any(name[0] == ":" for name in fields)
 
 

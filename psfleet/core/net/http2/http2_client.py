@@ -1,9 +1,9 @@
 """Client of unary gRPC calls over HTTP/2 and blocking sockets, for the calls that carry tensors.
 
-The thread that makes a call writes the request and reads the reply itself, so a call needs no hand-over
-between threads. Each connection therefore carries one call at a time; calls made at once use several
-connections, which are reused afterwards. It is ordinary gRPC and works with any gRPC server.
-docs/decisions/0016-http2.md says why this is not grpcio.
+The thread that makes a call writes the request and reads the reply itself, so nothing is handed over between
+threads. Each connection therefore carries one call at a time. Concurrent calls use several connections,
+which are reused afterwards. The client is ordinary gRPC and works with any gRPC server.
+docs/decisions/0016-http2.md explains why psfleet does not use grpcio here.
 """
 
 import contextlib
@@ -42,9 +42,9 @@ _UNKNOWN = 2  # status of gRPC
 
 
 _MOST_BLOCKS = 64  # header blocks that a client remembers
-# Bytes of a reply that is compared as a whole. With more, the second pass over the bytes costs too much.
+# Longest reply that is compared as a whole. For a longer one, the second pass over the bytes costs too much.
 _LONGEST_PLAIN = 1 << 10
-# Bytes before and after the message of such a reply.
+# Number of bytes before and after the message of such a reply.
 _OPENING, _CLOSING = map(len, around_message(1, 0, OK_HEADERS, OK_TRAILERS))
 
 
@@ -52,13 +52,13 @@ class Http2Client:
     """Makes calls to one server. Any thread may call.
 
     Args:
-        connect: Makes a connected transport; raises ConnectionBroken or DeadlinePassed.
+        connect: Makes a connected transport. Raises ConnectionBroken or DeadlinePassed.
         authority: Name of the server in the `:authority` header, for its logs.
         tls: True if the transport uses TLS.
         most: Longest reply accepted, in bytes.
         metadata: Headers of every call.
-        wrap: Translates an error of this package into the exception that a call raises. It gets this
-            client, the error, and the seconds that the call was allowed to take.
+        wrap: Translates an error of this package into the exception that the call raises. Its arguments are
+            this client, the error, and the timeout of the call in seconds.
 
     Attributes:
         idle: Connections that carry no call.
@@ -95,15 +95,18 @@ class Http2Client:
 
         Raises:
             CallFailed: The server replies with an error status.
-            ConnectionBroken: The connection is lost; the server may or may not have executed the call.
+            ConnectionBroken: The connection is lost. The server may or may not have executed the call.
             DeadlinePassed: No reply arrives in time.
         """
         return self.begin(path, message, seconds).finish()
 
     def begin(self, path: str, message: bytes, seconds: float) -> "ClientConnection":
-        """Send the request of a call. The caller reads the reply with `finish` of the returned connection.
+        """Send the request of a call without waiting.
 
-        Takes the arguments of `call`. Several calls can so be sent before the first reply is awaited.
+        Call `finish` of the returned connection to get the reply.
+
+        The arguments are those of `call`. With `begin`, several calls can be sent before the first reply is
+        read.
         """
         block = self._blocks.get((path, seconds)) or self._block(path, seconds)
         try:
@@ -137,7 +140,7 @@ class Http2Client:
                 connection.transport.shut()
 
     def forget_idle(self) -> None:
-        """Close the connections that carry no call."""
+        """Close the connections that carry no call at present."""
         with self._lock:
             idle, self.idle = self.idle, []
             self._open.difference_update(idle)
@@ -156,7 +159,7 @@ class Http2Client:
         raise ConnectionBroken("the connection is closed")
 
     def give(self, connection: "ClientConnection") -> None:
-        """Make a connection available for the next call, or close it if it cannot carry one."""
+        """Keep a connection for the next call, or close it if it cannot carry another call."""
         with self._lock:
             is_clean = connection.ended and not connection.is_leaving
             if is_clean and not self._closed and connection.number < _MOST_STREAMS - 2:
@@ -175,10 +178,10 @@ class ClientConnection(Http2Connection[StreamState]):
     """Client's end of a connection, and the one call that it carries. One thread at a time uses it.
 
     Attributes:
-        incoming: Poll object that is ready when bytes of the reply arrive.
+        incoming: Poll object (select.poll) that is ready when bytes of the reply arrive.
         number: Stream number of the present or last call.
         ended: True once the call is over.
-        is_leaving: True if the server accepts no further call.
+        is_leaving: True if the server accepts no further calls on the connection.
     """
 
     def __init__(self, client: Http2Client, transport: Transport, most: int) -> None:
@@ -195,7 +198,7 @@ class ClientConnection(Http2Connection[StreamState]):
         self.is_leaving = False
 
     def begin(self, block: bytes, message: bytes, seconds: float) -> None:
-        """Send a request with these encoded headers."""
+        """Send a request whose headers are already encoded."""
         self._seconds, self._deadline = seconds, time.monotonic() + seconds
         if not self.has_greeted:
             self.has_greeted = True
@@ -207,13 +210,13 @@ class ClientConnection(Http2Connection[StreamState]):
         self.send_message(stream, block, message, b"")
 
     def fileno(self) -> int:
-        """Return the descriptor of the socket on which the reply arrives."""
+        """Return the descriptor of the socket. It becomes readable when bytes of the reply arrive."""
         return self.transport.fileno()
 
     def finish(self) -> bytes:
-        """Read the reply of the call. Raises what `Http2Client.call` raises, translated by `wrap`.
+        """Read the reply of the call. Raises the errors of `Http2Client.call`, translated by `wrap`.
 
-        Afterwards the connection is idle or closed, and must not be used by the caller.
+        The connection is idle or closed afterwards, so the caller must not use it any longer.
         """
         client = self._client
         try:
@@ -250,10 +253,10 @@ class ClientConnection(Http2Connection[StreamState]):
         return content
 
     def _plain_reply(self) -> bytes | None:
-        """Return a small reply of one of our servers that has arrived as a whole, or None to read frames.
+        """Return a small reply of a psfleet server that has arrived as a whole, or None to read it by frames.
 
-        Such a reply is always the same bytes around the message, so two comparisons replace the parser.
-        Nothing is consumed if it returns None.
+        Such a reply is always the same bytes around the message, so two comparisons replace the parser. If it
+        returns None, nothing has been read from the buffer.
         """
         if self.ended:  # the server refused the call while the request was being sent
             return None
@@ -286,7 +289,7 @@ class ClientConnection(Http2Connection[StreamState]):
         if block in (OK_HEADERS, OK_TRAILERS):  # written by one of our servers; nothing to decode
             self.ended |= ends and number == self.number
             return
-        # Decode before the block may be ignored: it can change the table that later blocks use.
+        # Decode even a block that is ignored below: it can change the table that later blocks use.
         headers, _ = self.headers.read(block)
         if number != self.number or self.ended:
             return
@@ -300,16 +303,16 @@ class ClientConnection(Http2Connection[StreamState]):
             self.ended = True
 
     def on_end(self, stream: StreamState) -> None:
-        """Reject a reply without trailers, which gRPC does not allow."""
+        """Reject a reply that ends without trailers, which gRPC does not allow."""
         if stream.number == self.number:
             raise ConnectionBroken("an answer ends without a status")
 
     def is_late(self, number: int, ends: bool) -> bool:
-        """Return True for every earlier stream: frames for a call that has ended here are skipped."""
+        """Return True for every stream used so far: frames for a call that has ended here are skipped."""
         return not self.is_idle(number)
 
     def on_stream_error(self, number: int, error: StreamError, ends: bool) -> None:
-        """End the connection, which carries no other call."""
+        """End the connection: it carries no other call that could continue."""
         raise ProtocolViolation(error.code, str(error))
 
     @override
@@ -317,7 +320,7 @@ class ClientConnection(Http2Connection[StreamState]):
         raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, damage.details)
 
     def on_goaway(self, newest: int) -> None:
-        """Note that the server will close the connection. It still answers a call that it has accepted."""
+        """Note that the server will close the connection. It still replies to a call that it has accepted."""
         self.is_leaving = True
         if newest < self.number:
             raise ConnectionBroken("the server takes no more calls")

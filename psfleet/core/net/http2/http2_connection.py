@@ -1,13 +1,13 @@
-"""Common part of both ends of an HTTP/2 connection: frames, flow-control windows and sending.
+"""Common part of both ends of an HTTP/2 connection: reading frames, flow-control windows and sending.
 
-One thread reads (`read`) and calls the `on_...` methods that each end defines. Any thread may send, under
-the lock `sending`. A message that the other end's windows do not accept yet is queued and sent by the
-reading thread when a WINDOW_UPDATE or SETTINGS frame enlarges them, so that no sender waits for a window.
+One thread reads (`read`) and calls the `on_...` methods that each end defines. Any thread may send, under the
+lock `sending`. If the other end's windows do not accept a message yet, the message is queued. The reading
+thread sends it when a WINDOW_UPDATE or SETTINGS frame has enlarged the windows, so no sender waits.
 
-A window is the number of bytes of DATA frames that a receiver still accepts; there is one for the
-connection and one for each stream (RFC 9113, section 5.2). This package announces the largest window
-possible and enlarges it again after each GiB, so flow control practically never slows down a peer. Memory
-is limited by message length and number of calls instead (see calls.py).
+A window is the number of bytes of DATA frames that a receiver still accepts. There is one for the connection
+and one for each stream (RFC 9113, section 5.2). This package announces the largest window possible and
+enlarges it again after each GiB, so flow control practically never slows down a peer. Memory is limited by
+the length of messages and the number of calls instead (see calls.py).
 """
 
 import threading
@@ -39,11 +39,11 @@ S = TypeVar("S", bound=StreamState)
 
 @dataclass(slots=True)
 class _Unsent:
-    """The part of a message that the windows do not accept yet.
+    """The part of a message that the other end's windows do not accept yet.
 
     Attributes:
         stream: Call that the message belongs to.
-        rest: Unsent bytes.
+        rest: Bytes that have not been sent.
         trailers: Header block to send after the bytes, or empty.
         end: True if the last DATA frame ends the stream.
     """
@@ -60,16 +60,16 @@ class Http2Connection(BufferedReader, Generic[S]):
     Args:
         transport: Transport of the connection.
         most: Longest message accepted from the other end, in bytes.
-        streams: Calls that the other end may have open at once.
+        streams: Number of calls that the other end may have open at once.
         pseudo: Pseudo-headers that the other end may send.
 
     Attributes:
         headers: Decoder of the other end's header blocks.
-        sending: Lock held while frames are sent and while windows change.
+        sending: Lock that a thread holds while it sends frames or changes windows.
         is_limited: True if `limit` is called before each frame is read.
         has_greeted: True once this end has sent its settings.
         streams: Open calls by stream number.
-        window: Bytes that the other end accepts now on all streams together.
+        window: Bytes that the other end accepts now, on all streams together.
         stream_window: Bytes that the other end accepts on a new stream.
         received: Bytes of DATA frames since this end last enlarged the connection's window.
     """
@@ -88,7 +88,7 @@ class Http2Connection(BufferedReader, Generic[S]):
         self.stream_window = _DEFAULT_WINDOW
         self._largest_frame = frames.SMALLEST_FRAME
         self.received = 0
-        # Prefix of the next header block, to change the table's size; empty once that is sent.
+        # Prefix for the next header block, which changes the size of HPACK's table. Empty once it is sent.
         self._table_update = b""
         self._unsent: deque[_Unsent] = deque()
 
@@ -104,10 +104,10 @@ class Http2Connection(BufferedReader, Generic[S]):
         return frames.settings(settings) + frames.window_update(0, extra_window)
 
     def read(self) -> None:
-        """Read one frame and act on it. Blocks until a frame has arrived.
+        """Read one frame and handle it. Blocks until a frame has arrived.
 
         Raises:
-            ConnectionBroken: The connection has ended, or the other end violates the protocol.
+            ConnectionBroken: The connection has ended, or the peer has violated the protocol.
         """
         while self._end - self._start < frames.HEAD_SIZE:
             self._fill(frames.HEAD_SIZE)
@@ -156,9 +156,9 @@ class Http2Connection(BufferedReader, Generic[S]):
                 raise ProtocolViolation(
                     code, f"a message comes on stream {number}, which is not open"
                 )
-            # A stream that was reset here may still receive frames that were on their way. Their bytes must
-            # be read, and counted in the connection's window, or the next frame would begin at the wrong
-            # byte.
+            # A stream that was reset here may still receive frames that the other end had already sent.
+            # Their bytes must be read, and subtracted from the connection's window. Otherwise the next
+            # frame would begin at the wrong byte.
             self.pass_over(size)
         else:
             try:
@@ -190,14 +190,14 @@ class Http2Connection(BufferedReader, Generic[S]):
             self.on_end(stream)
 
     def took(self, length: int) -> None:
-        """Count bytes of DATA frames that have been read; enlarge the connection's window if it is time."""
+        """Note that bytes of DATA frames were read. Enlarges the connection's window after each GiB."""
         self.received += length
         if self.received >= RENEW:
             self.send([frames.window_update(0, self.received)])
             self.received = 0
 
     def is_idle(self, number: int) -> bool:
-        """Return whether the stream was never open. Clients open streams with odd and increasing numbers."""
+        """Return whether a stream was never open. Clients open streams with odd, increasing numbers."""
         return number > self.newest() or not number % 2
 
     def _header_block(self, payload: bytes, flags: int, number: int) -> None:
@@ -272,7 +272,7 @@ class Http2Connection(BufferedReader, Generic[S]):
                     self._resize_windows(value)
                 elif key == frames.HEADER_TABLE_SIZE:  # this end uses no table: it says so once
                     self._table_update = NO_TABLE
-            # The acknowledgement goes before any DATA: the other end counts by its new windows from there on.
+            # Acknowledge before any DATA: from the acknowledgement on, the other end expects its new windows.
             self.send([frames.frame(frames.SETTINGS, frames.ACK, 0, b"")])
             self._send_rest()
 
@@ -318,7 +318,7 @@ class Http2Connection(BufferedReader, Generic[S]):
         Args:
             number: Number of the stream.
             block: Encoded headers.
-            ends: True if the other end sends nothing after it on the stream.
+            ends: True if the block is the last that the other end sends on the stream.
         """
         raise NotImplementedError
 
@@ -326,33 +326,33 @@ class Http2Connection(BufferedReader, Generic[S]):
         """Wait before a frame is read if the other end sends too many. Called only if `is_limited`."""
 
     def is_late(self, number: int, ends: bool) -> bool:
-        """Return whether a frame for a closed stream may have been sent before the other end saw it close.
+        """Return whether a frame may arrive on a closed stream, because the sender does not know yet.
 
-        `ends`: The frame ends the stream, so none will follow it.
+        `ends`: True if the frame ends the stream, so that no further frame is allowed.
         """
         raise NotImplementedError
 
     def on_stream_error(self, number: int, error: StreamError, ends: bool) -> None:
         """Handle a violation of the protocol in one stream.
 
-        `ends`: The other end sends nothing after it on the stream.
+        `ends`: True if the other end has ended the stream with the frame.
         """
         raise NotImplementedError
 
     def on_damage(self, stream: S, damage: DamagedMessage) -> None:
-        """Handle a message that cannot be read. Its remaining bytes are already skipped."""
+        """Handle a message that cannot be read. Its unread bytes have already been skipped."""
         raise NotImplementedError
 
     def on_goaway(self, newest: int) -> None:
-        """Handle the announcement that the other end serves no streams after `newest`."""
+        """Handle a GOAWAY frame: the other end serves no streams after `newest`."""
         raise NotImplementedError
 
     def on_end(self, stream: S) -> None:
-        """Handle the end of what the other end sends on a stream."""
+        """Handle the end of a stream: the other end sends nothing more on it."""
         raise NotImplementedError
 
     def on_reset(self, stream: S) -> None:
-        """Handle a stream that the other end has cancelled. It is already dropped."""
+        """Handle a stream that the other end has cancelled. The stream has already been dropped."""
         raise NotImplementedError
 
     def drop(self, stream: StreamState) -> None:
@@ -367,7 +367,7 @@ class Http2Connection(BufferedReader, Generic[S]):
             self.transport.send(parts)
 
     def say_goodbye(self, newest: int, code: ErrorCode, details: str) -> None:
-        """Send a GOAWAY frame before the connection ends, unless that would have to wait."""
+        """Send a GOAWAY frame before the connection ends. Skips it if another thread is sending for long."""
         if self.has_greeted and self.sending.acquire(timeout=1.0):
             try:
                 self.transport.send_some([frames.goaway(newest, code, details)])
@@ -379,13 +379,13 @@ class Http2Connection(BufferedReader, Generic[S]):
     def send_message(
         self, stream: StreamState, block: bytes, message: bytes, trailers: bytes
     ) -> None:
-        """Send headers, a message and trailers; queue what the windows do not accept yet.
+        """Send headers, a message and trailers. Parts beyond the flow-control windows are queued.
 
         Args:
             stream: The call. Nothing is sent if it is closed.
             block: Encoded headers.
-            message: The message; its bytes must not change until they are sent.
-            trailers: Header block that ends the stream, or empty if the message ends it.
+            message: The message. Its bytes must not change until they are sent.
+            trailers: Header block that ends the stream. If it is empty, the message ends the stream.
         """
         with self.sending:
             if stream.closed:
@@ -404,15 +404,19 @@ class Http2Connection(BufferedReader, Generic[S]):
             self.send_apart(stream, block, [b"\0" + length.to_bytes(4, "big"), message], trailers)
 
     def takes(self, whole: int, window: int) -> bool:
-        """Return whether a message of `whole` bytes can leave now in one frame. The caller holds `sending`.
+        """Return whether a message of `whole` bytes can be sent now in one frame. The caller holds `sending`.
 
-        It cannot overtake queued messages, and a pending table update must go into a HEADERS frame first.
+        False if messages are queued, which it must not overtake. Also False if an update of HPACK's table is
+        pending, which only `send_headers` can send.
         """
         sendable_bytes = min(window, self.window, self._largest_frame)
         return whole <= sendable_bytes and not self._unsent and not self._table_update
 
     def send_at_once(self, number: int, block: bytes, message: bytes, trailers: bytes) -> None:
-        """Send headers, message and trailers that `takes` has allowed. The caller holds `sending`."""
+        """Send headers, message and trailers at once, after `takes` returned True.
+
+        The caller holds `sending`.
+        """
         self.window -= PREFIX + len(message)
         opening, closing = around_message(number, len(message), block, trailers)
         self.transport.send([opening, message, closing] if trailers else [opening, message])
@@ -431,14 +435,14 @@ class Http2Connection(BufferedReader, Generic[S]):
         *,
         ends: bool = True,
     ) -> None:
-        """Send the headers and queue the contents until the windows allow them. The caller holds `sending`.
+        """Send the headers, and queue contents beyond the flow-control windows. The caller holds `sending`.
 
         Args:
             stream: The call.
             block: Encoded headers, or empty to send none.
             contents: Parts of the message.
             trailers: Header block that ends the stream, or empty.
-            ends: The last part ends the stream if there are no trailers.
+            ends: True if the last part ends the stream when there are no trailers.
         """
         if block:
             self.send_headers(stream.number, block, frames.END_HEADERS)
@@ -448,14 +452,14 @@ class Http2Connection(BufferedReader, Generic[S]):
         self._send_rest()
 
     def took_replies(self, stream: StreamState) -> bool:
-        """Return whether everything that was sent on a stream has left this process."""
+        """Return whether everything that was to be sent on a stream has been handed to the transport."""
         with self.sending:
             return all(unsent.stream is not stream for unsent in self._unsent)
 
     def _send_rest(self) -> None:
-        """Send as much of the queue as the windows accept. The caller holds `sending`."""
+        """Send as much of the queue as the flow-control windows accept. The caller holds `sending`."""
         waiting: deque[_Unsent] = deque()
-        # A stream whose window is full does not hold up other streams, but its own parts stay in order.
+        # A stream whose window is full does not delay other streams, but its own parts stay in order.
         full: set[int] = set()
         while self._unsent:
             unsent = self._unsent.popleft()
@@ -467,7 +471,7 @@ class Http2Connection(BufferedReader, Generic[S]):
         self._unsent = waiting
 
     def _send_some(self, unsent: _Unsent) -> bool:
-        """Send as much of one queued part as possible. Returns True if it has left completely."""
+        """Send as much of one queued part as possible. Returns True if nothing of it is left."""
         parts: list[Part] = []
         number = unsent.stream.number
         while (

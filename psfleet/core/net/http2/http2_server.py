@@ -1,12 +1,12 @@
 """Server of unary gRPC calls over HTTP/2, with one thread per connection.
 
-A connection's thread reads a call and runs its handler, which replies now or keeps the call and replies
-later from any thread. So a call that waits for other workers holds no thread. connection_admission.py
-accepts connections, server_connection.py serves one of them, and this module starts and stops their
-threads.
+A connection's thread reads a call and runs its handler. The handler replies now, or keeps the call and
+replies later from any thread. So a call that waits for other workers does not occupy a thread.
+connection_admission.py accepts connections, server_connection.py serves a connection, and this module starts
+and stops their threads.
 
 A server's handlers reply under its lock. Therefore a reply must never wait for a client that reads slowly:
-DeferredSending takes what the socket does not accept at once, and sends it later.
+DeferredSending keeps the bytes that the socket does not accept at once, and sends them later.
 """
 
 import socket
@@ -38,12 +38,12 @@ class Http2Server:
 
     Args:
         listener: Listening socket, which the server closes.
-        wrap: Makes a transport from an accepted socket, and performs the TLS handshake if there is one.
+        wrap: Makes a transport from an accepted socket. The transport performs the TLS handshake, if any.
         behaviors: Handlers by path of the method.
         settings: Settings of the server.
-        say: Writes a line to the log when connections were closed because there were too many.
-        messages: Limit on partly received messages, if it is shared with other servers of the process. None
-            gives this server a limit of its own.
+        say: Writes a line to the log. Called when connections were closed because there were too many.
+        messages: Limit on partly received messages, to share it with other servers of the process. None gives
+            this server a limit of its own.
     """
 
     def __init__(
@@ -70,11 +70,12 @@ class Http2Server:
         self._thread.start()
 
     def stop(self, grace: float) -> None:
-        """Accept no more connections, wait up to `grace` seconds for open calls, then close all."""
+        """Accept no more connections, wait up to `grace` seconds for open calls, then close everything."""
         self._admission.stop()
         self._thread.join()
-        # Two GOAWAYs, as RFC 9113 (section 6.8) advises. The first allows any stream number, because calls
-        # that clients have already sent are still served; the second names the last one that was.
+        # Send GOAWAY twice, as RFC 9113 (section 6.8) advises. The first one allows any stream number,
+        # because calls that clients have already sent are still served. The second one names the last
+        # served call.
         self._say_goodbye(frames.LARGEST_WINDOW)
         deadline = time.monotonic() + grace
         with self._lock:
@@ -88,7 +89,10 @@ class Http2Server:
             peer.thread.join()
 
     def _say_goodbye(self, newest: int | None) -> None:
-        """Tell each client the last stream that is served, or the last it has used if `newest` is None."""
+        """Tell each client the last stream that is served.
+
+        None for `newest` means the last one it has used.
+        """
         with self._lock:
             for peer in self._peers:
                 last = peer.connection.newest() if newest is None else newest
@@ -106,7 +110,7 @@ class Http2Server:
             return [peer.accepted for peer in self._peers]
 
     def _begin(self, arrival: OpenConnection) -> None:
-        """Start the thread of a connection."""
+        """Start the thread that serves a connection."""
         assert arrival.transport is not None
         transport = DeferredSending(arrival.transport)
         connection = self._connection(transport, arrival.since)
@@ -152,15 +156,15 @@ class _PeerThread:
 
 
 class DeferredSending:
-    """Transport whose `send` never waits: it keeps the bytes that the socket does not accept at once.
+    """Transport whose `send` never waits: bytes that the socket does not accept at once are kept for later.
 
-    If the connection's own thread was the sender, it sends the kept bytes before it next waits for input.
-    So a client that sends but does not read is not read either, and cannot make replies pile up. If another
-    thread was the sender, a helper thread sends the kept bytes and ends when none are left. Bytes leave in
-    the order of the calls of `send`, which the connection makes one at a time.
+    If the connection's own thread was the sender, it sends the kept bytes before it waits for input again.
+    So a client that does not read its replies cannot send more calls, and replies cannot accumulate. If
+    another thread was the sender, a helper thread sends the kept bytes, and ends when none are left. Bytes
+    are sent in the order of the calls of `send`, which the connection makes one at a time.
 
-    Two locks guard the kept bytes. `_sending` is held during the blocking write and is taken first; `_lock`
-    is held only for a moment, so that `send` can append while a write is in progress.
+    Two locks guard the kept bytes. `_sending` is taken first and held during the blocking write. `_lock` is
+    held only briefly, so that `send` can append while a write is in progress.
 
     Args:
         inner: Transport that sends and receives.
@@ -196,14 +200,14 @@ class DeferredSending:
         return self._inner.receive(into, tick)
 
     def send_some(self, parts: Sequence[Part]) -> list[Part]:
-        """Send now or later. Always accepts everything."""
+        """Send the parts now or later. Returns an empty list, because no part is refused."""
         self.send(parts)
         return []
 
     def send(self, parts: Sequence[Part]) -> None:
         """Send the parts, or keep what the socket does not accept now. Never waits for the other end."""
         with self._lock:
-            # Once something is kept, all later parts queue behind it, or bytes would leave out of order.
+            # Once bytes are kept, later parts must queue behind them, or bytes would be sent out of order.
             self._unsent += parts if self._unsent else self._inner.send_some(parts)
             if self._unsent and self._thread is None and threading.get_ident() != self._own:
                 thread = ServiceThread(self._send_apart, "http2 sending")
@@ -224,8 +228,8 @@ class DeferredSending:
     def _send_unsent(self, *, apart: bool = False) -> bool:
         """Send the kept bytes, waiting for the socket. Returns False if there were none.
 
-        `apart`: The helper thread calls. It is unregistered under the lock in which it found nothing to
-        send, so that a later `send` starts a new one and nothing is left behind.
+        `apart`: True if the helper thread calls. It unregisters under the same lock under which it finds
+        nothing to send. So a later `send` starts a new helper thread, and no bytes are left behind.
         """
         with self._sending:
             with self._lock:
@@ -235,8 +239,8 @@ class DeferredSending:
                     return False
             self._inner.send(parts)
             with self._lock:
-                # Only now: while the list is not empty, `send` appends to it and cannot overtake this
-                # write.
+                # Delete them only now: while the list is not empty, `send` appends to it and cannot
+                # overtake this write.
                 del self._unsent[: len(parts)]
             return True
 

@@ -1,13 +1,13 @@
 """Server's end of an HTTP/2 connection: reads calls, checks them, runs their handlers and sends replies.
 
-One thread per connection runs `run`. Handlers may reply from any thread. A call passes the checks in order
-of their cost: framing and headers, number of open calls, token, method and timeout; only then is its
-message read. Headers that have passed once are remembered by their bytes, so the same client's next call
-skips the checks.
+One thread per connection runs `run`. Handlers may reply from any thread. The checks of a call are ordered by
+cost: framing and headers, number of open calls, token, method and timeout. Its message is read only if
+it passes. Encoded headers that have passed the checks are remembered, so the same client's next call skips
+them.
 
-A small call from our client is shorter still (`_take_plain`): it usually arrives in one read, with known
-headers, and is recognized by comparing two frame heads. A call that differs in any way is read frame by
-frame, with the same result. docs/decisions/0015-small-calls.md has the measurements.
+A small call of a psfleet client takes an even shorter path (`_take_plain`). It usually arrives in one read,
+with known headers, and is recognized by comparing two frame heads. A call that differs in any way is read
+frame by frame, with the same result. docs/decisions/0015-small-calls.md has the measurements.
 """
 
 import select
@@ -44,7 +44,7 @@ from psfleet.core.net.http2.socket_transport import Transport
 
 _UNAUTHENTICATED, _UNIMPLEMENTED, _EXHAUSTED = 16, 12, 8  # statuses of gRPC
 _INVALID, _UNKNOWN = 3, 2
-# Bytes of a call that is compared as a whole. With more, the second pass over the bytes costs too much.
+# Longest call that is compared as a whole. For a longer one, the second pass over the bytes costs too much.
 _LONGEST_PLAIN = 4 << 10
 _SHORTEST_PLAIN = frames.HEAD_SIZE + frames.MESSAGE_HEAD_SIZE
 _MOST_KNOWN = 16  # header blocks that a connection remembers
@@ -60,16 +60,16 @@ class ServerSettings:
 
     Attributes:
         message: Longest message in bytes.
-        connections: Open connections; a further one is closed at once.
-        handshakes: Connections of one address that have not made a permitted call yet; of more, some are
-            closed.
-        streams: Calls that may be open at once on one connection.
-        incoming: Calls of one connection whose message may be partly received.
+        connections: Largest number of open connections. A further connection is closed at once.
+        handshakes: Largest number of connections of one address that have made no permitted call yet. If
+            there are more, some are closed.
+        streams: Largest number of open calls on one connection.
+        incoming: Largest number of calls of one connection whose message is partly received.
         handshake: Seconds within which a new connection must make a permitted call.
-        refuse: Returns why a call is refused, given its path and `authorization` header, or "" to permit
-            it.
-        at_once: Functions by path that reply to some calls directly; they return None to leave a call to
-            its handler.
+        refuse: Called with a call's path and `authorization` header. Returns the reason to refuse the call,
+            or "" to permit it.
+        at_once: Functions by path that reply to simple calls directly. A function returns None to leave the
+            call to the method's handler.
     """
 
     message: int
@@ -87,14 +87,14 @@ class ServerConnection(Http2Connection[IncomingCall]):
 
     Args:
         transport: Transport of the connection.
-        since: Time at which it was accepted (time.monotonic).
+        since: Time at which the connection was accepted (time.monotonic).
         behaviors: Handlers by path.
         settings: Settings of the server.
         messages: Limit on partly received messages.
 
     Attributes:
         is_authenticated: True once the client has made a permitted call.
-        later: Functions that the connection's thread calls when no further whole frame has arrived.
+        later: Functions to call when no further whole frame has arrived. The connection's thread calls them.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
         self.later: list[Callable[[], None]] = []
 
     def run(self) -> None:
-        """Serve calls until the connection ends. Raises ConnectionBroken."""
+        """Serve calls until the connection ends, then raise ConnectionBroken."""
         try:
             self.send([self.greeting()])
             self.has_greeted = True
@@ -158,11 +158,13 @@ class ServerConnection(Http2Connection[IncomingCall]):
             self.on_reset(call)
 
     def _take_plain(self) -> bool:
-        """Serve a small call that our client sends in one piece with known headers, or return False.
+        """Serve a small call that our client has sent in one piece with known headers.
 
-        Nothing is consumed if it returns False. Otherwise the effect is that of reading the call frame by
-        frame. `run` tries this only when no other call is open on the connection, so its limits need no
-        check.
+        Otherwise return False.
+
+        If it returns False, nothing has been read from the buffer. If it returns True, the effect is that
+        of reading the call frame by frame. `run` tries this only when no other call is open on the
+        connection, so the limits on calls need no check.
         """
         part = self.arrived(_LONGEST_PLAIN)
         if len(part) < _SHORTEST_PLAIN:
@@ -186,7 +188,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
 
         if not number % 2 or not self._newest < number <= frames.LARGEST_WINDOW:
             return False
-        # Nothing was changed up to here; from here on the call is consumed and will be answered.
+        # Nothing was changed up to here. From here on the call is removed from the buffer and gets a reply.
         self._start += len(part)
         self.received += whole
         if self.received >= RENEW:
@@ -211,7 +213,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
         return True
 
     def _send_whole(self, number: int, reply: bytes) -> bool:
-        """Send a reply if the windows accept all of it now. Returns whether they did."""
+        """Send a reply if the flow-control windows accept all of it now. Returns False if they do not."""
         with self.sending:
             takes = self.takes(PREFIX + len(reply), self.stream_window)
             if takes:
@@ -224,15 +226,15 @@ class ServerConnection(Http2Connection[IncomingCall]):
 
     @property
     def is_busy(self) -> bool:
-        """True if a call waits for its reply. Streaming calls do not count: they may stay open forever."""
+        """True if a call waits for its reply. Ignores streaming calls, which may stay open forever."""
         return self._is_answering or any(
             not isinstance(call.behavior, Streaming) for call in [*self.streams.values()]
         )
 
     def limit(self, length: int, is_decoded: bool) -> None:
-        """Wait as long as the rate limit says, but no longer than the client stays connected.
+        """Wait as long as the rate limit requires, but return if the client disconnects.
 
-        In effect until the first permitted call, so that a stranger cannot occupy the processor.
+        In effect until the first permitted call, so that an unknown client cannot keep the processor busy.
         """
         until = time.monotonic() + self._rate.take(length, is_decoded, time.monotonic())
         hung_up = select.poll()
@@ -243,7 +245,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
                 return
 
     def on_headers(self, number: int, block: bytes, ends: bool) -> None:
-        """Begin a call, or end its request if the headers are trailers."""
+        """Begin a call. If the headers are trailers, end the request of their call instead."""
         if not number % 2:
             raise ProtocolViolation(ErrorCode.PROTOCOL_ERROR, f"a call comes on stream {number}")
         # Client stream numbers only increase, so this stream was opened before: the headers are trailers.
@@ -267,7 +269,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
         return call
 
     def _check_call(self, number: int, block: bytes, ends: bool) -> None:
-        """Accept or refuse a call, according to its headers."""
+        """Accept or refuse a new call after checking its headers."""
         headers, timeout = self.headers.read(block)
         length = check_request(headers)
         if ends and length:
@@ -331,7 +333,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
         self.on_end(stream)
 
     def _refusal(self, headers: dict[str, str], timeout: str) -> tuple[int, str] | None:
-        """Return the status code and text to refuse a call with, or None to accept it."""
+        """Return the status code and text for refusing a call, or None to accept the call."""
         path = headers[":path"]
         # The token is checked first, so that a stranger cannot find out which methods exist.
         if refusal := self._limits.refuse(path, headers.get("authorization", "")):
@@ -372,7 +374,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
         stream.refuse(damage.status, damage.details)
 
     def on_stream_error(self, number: int, error: StreamError, ends: bool) -> None:
-        """Reset the stream."""
+        """Cancel the stream in which the client has violated the protocol."""
         stream = self.streams.get(number)
         if stream is not None:
             self.drop(stream)
@@ -383,14 +385,14 @@ class ServerConnection(Http2Connection[IncomingCall]):
         self.send([frames.reset(number, error.code)])
 
     def _expect_late(self, number: int) -> None:
-        """Remember a closed stream on which the client may still send, until it learns that it is closed."""
+        """Remember a closed stream, because the client may send on it until it learns that it is closed."""
         # A dict is used as an ordered set: its first key is the oldest.
         self._late[number] = None
         if len(self._late) > _MOST_LATE:
             del self._late[next(iter(self._late))]
 
     def on_goaway(self, newest: int) -> None:
-        """Do nothing: the client closes the connection once its calls are answered."""
+        """Do nothing: the client closes the connection once it has its replies."""
 
     @override
     def on_reset(self, stream: IncomingCall) -> None:
@@ -398,13 +400,13 @@ class ServerConnection(Http2Connection[IncomingCall]):
         stream.lose()
 
     def _reply_plainly(self, stream: IncomingCall) -> None:
-        """Explain in plain text, to a client that does not speak gRPC, what this port is for."""
+        """Reply in plain text to a client that does not speak gRPC, to explain what this port is for."""
         with self.sending:
             if not stream.closed:
                 self.send_apart(stream, TEXT_HEADERS, [_NO_GRPC], TEXT_TRAILERS)
 
     def fail(self, call: IncomingCall) -> None:
-        """End a call with its error status."""
+        """End a call with its error status and text."""
         block = failure_trailers(call.code or _UNKNOWN, call.details, call.metadata)
         if call.has_opened:
             block = block.removeprefix(OK_HEADERS)

@@ -1,9 +1,9 @@
 """Blocking sockets as byte transports for HTTP/2, plain or under TLS.
 
-One thread reads. Any thread may write, but only one at a time: the connection holds its lock `sending`. No
-wait is endless. While nothing arrives, `tick` is called twice a second and may raise to give up; a write
-fails if the other end accepts no byte for a minute; and the kernel closes a TCP connection whose host has
-vanished after about 30 seconds.
+One thread reads. Any thread may write, but only one at a time; the connection's lock `sending` ensures that.
+No wait is endless. While nothing arrives, `tick` is called twice a second and may raise an error to give up.
+A write fails if the other end accepts no byte for a minute. The kernel closes a TCP connection about 30
+seconds after its other host has vanished.
 """
 
 import contextlib
@@ -33,60 +33,60 @@ _UNREAD = 32 << 10  # bytes skipped at a time; must fit into the buffer
 
 
 class Transport(Protocol):
-    """Byte stream under a connection."""
+    """Byte stream that a connection uses: a socket, plain or under TLS."""
 
     def fileno(self) -> int:
         """Return the descriptor of the socket."""
 
     def handshake(self, tick: Tick) -> None:
-        """Complete the handshake, if the transport has one. Calls `tick` as `receive` does."""
+        """Complete the handshake, if the transport has one. Calls `tick` about twice a second meanwhile."""
 
     def go_on_with_handshake(self) -> int:
         """Continue the handshake without waiting.
 
         Returns:
-            Events of select.poll to wait for before the next call, or 0 once the handshake is complete.
+            Events (as of select.poll) to wait for before the next call, or 0 once the handshake is complete.
 
         Raises:
             ConnectionBroken: The other end cannot be trusted, or the connection has ended.
         """
 
     def receive(self, into: memoryview, tick: Tick) -> int:
-        """Read the bytes that have arrived, at least one, and return their number.
+        """Wait for bytes, write them to `into`, and return their number, which is at least 1.
 
         Args:
             into: Memory to write to.
-            tick: Called about twice a second while nothing arrives; may raise to end the wait.
+            tick: Called about twice a second while nothing arrives. May raise an error to end the wait.
 
         Raises:
             ConnectionBroken: The connection has ended.
         """
 
     def send(self, parts: Sequence[Part]) -> None:
-        """Write all parts.
+        """Write all parts. Waits until the socket has accepted them.
 
         Raises:
-            ConnectionBroken: The connection has ended, or the other end accepts nothing for a minute.
+            ConnectionBroken: The connection has ended, or the other end accepts no byte for a minute.
         """
 
     def send_some(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Write what the socket accepts without waiting. Returns the unsent parts.
+        """Write as much as the socket accepts without waiting. Returns the parts that were not written.
 
         Raises:
             ConnectionBroken: The connection has ended.
         """
 
     def shut(self) -> None:
-        """End the connection; waiting reads and writes fail. Safe from any thread, and to call twice."""
+        """End the connection, so that waiting reads and writes fail. Any thread may call, also repeatedly."""
 
     def close(self) -> None:
-        """Close the socket, which must not be used afterwards."""
+        """Close the socket. The transport must not be used afterwards."""
 
 
 class PlainTransport:
     """Transport over a socket without TLS.
 
-    The socket blocks with a timeout of half a second, so a system call waits and no extra `poll` is needed.
+    Each system call waits up to half a second itself, so no extra call of `poll` is needed.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -132,7 +132,7 @@ class PlainTransport:
             self.send(parts[start : start + _MOST_PARTS])
 
     def _send_rest(self, views: list[memoryview], size: int) -> None:
-        """Send what is left of `views` after their first `size` bytes have been sent."""
+        """Send the rest of `views`, whose first `size` bytes have been sent."""
         deadline = time.monotonic() + _STALLED
         while True:
             if size:
@@ -160,7 +160,7 @@ class PlainTransport:
         return ()
 
     def _try_send(self, parts: Sequence[Part]) -> int:
-        """Send for at most half a second. Returns the number of bytes that the socket accepted."""
+        """Try to send for at most half a second. Returns the number of bytes that the socket accepted."""
         try:
             return self._socket.sendmsg(parts)
         except (BlockingIOError, InterruptedError):
@@ -178,13 +178,13 @@ class PlainTransport:
 class TlsTransport:
     """Transport over a socket under TLS.
 
-    OpenSSL allows only one call at a time per connection. A thread that waited for bytes inside of OpenSSL
-    would block every thread that wants to send, so the socket is non-blocking, and threads wait in `poll`
-    without the lock.
+    OpenSSL allows only one call at a time per connection. A thread that waited for bytes within OpenSSL
+    would block every thread that wants to send. So the socket is non-blocking, and threads wait in `poll`,
+    without the lock that guards OpenSSL.
 
     Args:
         sock: The socket.
-        needs_http2: Require the other end to agree on HTTP/2 (ALPN `h2`).
+        needs_http2: True to require that the other end agrees on HTTP/2 (ALPN `h2`).
     """
 
     def __init__(self, sock: ssl.SSLSocket, *, needs_http2: bool = True) -> None:
@@ -237,7 +237,7 @@ class TlsTransport:
             return size
 
     def send(self, parts: Sequence[Part]) -> None:
-        # OpenSSL makes a record of each send, with its own encryption and overhead.
+        # OpenSSL makes a TLS record for each call, with its own encryption and overhead.
         for part in _records(parts):
             view, deadline = memoryview(part), time.monotonic() + _STALLED
             while len(view):
@@ -259,7 +259,10 @@ class TlsTransport:
         return ()
 
     def _try_send(self, view: memoryview) -> tuple[int, int]:
-        """Send what the socket accepts. Returns the number of bytes and, if it is 0, the event to await."""
+        """Send as much as the socket accepts.
+
+        Returns the number of bytes, and if that is 0, the event to await.
+        """
         try:
             with self._lock:
                 return self._socket.send(view), 0
@@ -271,7 +274,7 @@ class TlsTransport:
             raise ConnectionBroken(f"connection lost: {error}") from None
 
     def _wait(self, events: int) -> bool:
-        """Wait at most half a second for the events. Returns whether one has occurred."""
+        """Wait at most half a second for the events. Returns True if one has occurred."""
         descriptor = self._socket.fileno()
         if descriptor < 0:
             raise ConnectionBroken("the connection is closed")
@@ -306,19 +309,19 @@ def _check_stalled(deadline: float) -> None:
 
 
 def _shut(sock: socket.socket) -> None:
-    # Not SSLSocket.shutdown, which would break a thread that is reading.
+    # SSLSocket.shutdown is not used: it would disturb a thread that is reading.
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _keep_alive(sock: socket.socket) -> None:
-    """Let the kernel notice a host that has vanished without closing its connections."""
+    """Make the kernel close the connection if the other host vanishes without closing it."""
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # An idle connection is probed after 20 s and given up after two probes 5 s apart: 30 s in all.
-    # TCP_USER_TIMEOUT, in milliseconds, is the same limit for sent bytes that nobody acknowledges.
+    # TCP_USER_TIMEOUT, in milliseconds, is the same limit for sent bytes that are not acknowledged.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 20)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
@@ -342,10 +345,13 @@ class BufferedReader:
         self._start = self._end = 0
 
     def tick(self) -> None:
-        """Hook called about twice a second while nothing arrives. An override raises to end the wait."""
+        """Called about twice a second while nothing arrives.
+
+        An override may raise an error to end the wait.
+        """
 
     def read_bytes(self, size: int) -> bytes:
-        """Return the next `size` bytes, at most as many as the buffer holds."""
+        """Return the next `size` bytes. `size` must not exceed the buffer, 64 KiB."""
         while self._end - self._start < size:
             self._fill(size)
         start = self._start
@@ -355,7 +361,7 @@ class BufferedReader:
     def arrived(self, most: int) -> bytes:
         """Return the unread bytes without consuming them, or b"" if there are more than `most`.
 
-        Waits for at least one byte.
+        Waits until there is at least one byte.
         """
         if self._start == self._end:
             self._start = self._end = 0
@@ -363,7 +369,7 @@ class BufferedReader:
         return b"" if self._end - self._start > most else bytes(self._view[self._start : self._end])
 
     def read_into(self, target: memoryview) -> None:
-        """Fill the target with the next bytes."""
+        """Fill the target, which may have any size, with the next bytes."""
         here = min(len(target), self._end - self._start)
         target[:here] = self._view[self._start : self._start + here]
         self._start += here
@@ -376,7 +382,7 @@ class BufferedReader:
             here += self.transport.receive(target[here:], self.tick)
 
     def _fill(self, size: int) -> None:
-        """Read more bytes into the buffer, moving its content if `size` bytes do not fit behind `_start`."""
+        """Read more bytes into the buffer. Moves its content if `size` bytes do not fit after `_start`."""
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start + size > _BUFFER:

@@ -1,8 +1,8 @@
 """Operations by family: elementwise arithmetic, matrix products, reductions, losses, embeddings and more.
 
-Each has a shape inference, a forward pass and a vector-Jacobian product (`Op` in operation.py). Importing
-this package imports all its modules, so that `find_op` knows every operation by name; a new file needs no
-entry.
+Each operation has a shape inference, a forward pass and a vector-Jacobian product (see `Op` in operation.py).
+Importing this package imports all its modules, so that `find_op` knows every operation by name. A new file in
+the package needs no entry anywhere.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """Activation functions, softmax and dropout.
 
-Dropout masks depend on nothing but (seed, name, step). So a step has the same masks in every process, after a
+Dropout masks depend only on (seed, name, step). So a step has the same masks in every process, after a
 restart, and when a recomputing run computes it again.
 """
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 def sigmoid(x: Array) -> Array:
-    """Compute 1 / (1 + exp(-x)) without overflow: exp is only taken of numbers up to 0."""
+    """Compute 1 / (1 + exp(-x)). It does not overflow, because exp is applied only to numbers up to 0."""
     small = np.exp(-np.abs(x))
     below: Array = small / (1 + small)
     return np.where(x >= 0, 1 - below, below).astype(x.dtype, copy=False)
 
 
 def log_softmax(x: Array, axis: int) -> Array:
-    """Compute x - log(sum(exp(x))) along an axis, shifted by the maximum so that nothing overflows."""
+    """Compute x - log(sum(exp(x))) along an axis. The maximum is subtracted first to avoid overflow."""
     below_maximum = x - x.max(axis=axis, keepdims=True)
     out: Array = below_maximum - np.log(np.exp(below_maximum).sum(axis=axis, keepdims=True))
     return out
@@ -125,15 +125,15 @@ class LogSoftmax(Unary, saved="log_softmax axis"):
 def keep_mask(
     shape: tuple[int, ...], drop: float, seed: int, name: str, step: int
 ) -> NDArray[np.bool_]:
-    """Return the mask of the values that stay, the same in every process and with every NumPy version.
+    """Return a random mask of the values to keep. It is the same in every process and NumPy version.
 
-    It is drawn from the raw numbers of Philox, whose stream is part of its definition. NumPy may change the
-    distributions that it makes of them.
+    It is drawn from the raw numbers of Philox, which are part of that generator's definition. The
+    distributions that NumPy derives from them may change between versions.
 
     Args:
         shape: Shape of the mask.
-        drop: Probability to drop a value.
-        seed, name, step: Key of the mask.
+        drop: Probability of dropping a value.
+        seed, name, step: Values that determine the mask.
     """
     digest = hashlib.blake2b(f"{seed} {name} {step}".encode(), digest_size=16).digest()
     size = int(np.prod(shape))
@@ -144,10 +144,11 @@ def keep_mask(
 
 @dataclass(frozen=True)
 class Dropout(Op, saved="dropout name drop is_test seed upscale"):
-    """Dropout: x * mask in training.
+    """Dropout: sets random values to 0 in training.
 
-    To keep the expected value, `upscale` divides by (1 - drop) in training; otherwise tests multiply by it.
-    The key of the mask is (seed, name, step of the program), with the program's seed if `seed` is None.
+    The expected value is kept: with `upscale`, training divides by (1 - drop); without it, tests multiply
+    by (1 - drop). The mask is a function of the seed, the name, and the step of the program. If `seed` is
+    None, the program's seed is used.
     """
 
     name: str = ""

@@ -1,8 +1,8 @@
 """Elementwise operations with broadcasting, and operations that clip gradients.
 
-Binary operations broadcast as NumPy does. Their gradients are summed over the repeated axes again
-(`unbroadcast`). An operation saves for its backward pass only what the needed gradients use. The operations
-on gradients at the end are for the clips of an optimizer; they take sparse gradients by rows.
+Binary operations broadcast as NumPy does. If an input was repeated along an axis, its gradient is summed over
+that axis (`unbroadcast`). An operation saves only the values that its backward pass will use. The operations
+on gradients, at the end, are for the gradient clips of optimizers. They take sparse gradients by rows.
 """
 
 import math
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """Sum a gradient over the axes along which its input, of this shape, was repeated."""
+    """Sum a gradient to the shape of its input, over the axes along which the input was repeated."""
     if gradient.shape == shape:
         return gradient
     extra = gradient.ndim - len(shape)
@@ -43,7 +43,7 @@ def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
 
 @dataclass(frozen=True)
 class _Binary(Op):
-    """Base of elementwise operations on two inputs of one dtype, aligned at their last axes."""
+    """Base of elementwise operations on two inputs of one dtype, with NumPy's broadcasting."""
 
     def infer(self, x: "Variable", y: "Variable") -> Spec:
         need_one_dtype(type(self).__name__, x, y)
@@ -111,6 +111,7 @@ class Div(_Binary, saved="div"):
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         x, y = context.saved
+        # The gradient of y is -g * x / y^2.
         part = gradient / y
         return (
             unbroadcast(part, x.shape) if context.needs[0] else None,
@@ -119,7 +120,7 @@ class Div(_Binary, saved="div"):
 
 
 class _Choice(_Binary):
-    """Base of max and min. The gradient goes to the chosen input, and to x if both are equal."""
+    """Base of max and min. The gradient goes to the chosen input, or to x if both are equal."""
 
     def _takes_x(self, x: Array, y: Array) -> Array:
         raise NotImplementedError
@@ -152,7 +153,7 @@ class Min(_Choice, saved="min"):
 
 
 class Pow(_Binary, saved="pow"):
-    """Elementwise x ** y. The gradient of y exists only for x > 0."""
+    """Elementwise x ** y. The gradient of y is valid only for x > 0."""
 
     def forward(self, context: Context, x: Array, y: Array) -> Array:
         out: Array = x**y
@@ -178,7 +179,7 @@ class Unary(Op):
 
 @dataclass(frozen=True)
 class Scale(Unary, saved="scale factor offset"):
-    """Linear function factor * x + offset, for floats and whole numbers."""
+    """Computes factor * x + offset, for floats and whole numbers."""
 
     factor: float = 1.0
     offset: float = 0.0
@@ -196,7 +197,7 @@ class Scale(Unary, saved="scale factor offset"):
 
 @dataclass(frozen=True)
 class Power(Unary, saved="power factor"):
-    """Power x ** factor with a fixed exponent."""
+    """Computes x ** factor, where the exponent is a setting."""
 
     factor: float = 1.0
 
@@ -270,7 +271,7 @@ class Abs(Unary, saved="abs"):
 
 
 class Sign(Unary, saved="sign"):
-    """Sign of each value: -1, 0 or 1. It has no gradient."""
+    """Sign of each value: -1, 0 or 1. No gradient flows through it."""
 
     differentiable = False
 
@@ -280,7 +281,7 @@ class Sign(Unary, saved="sign"):
 
 @dataclass(frozen=True)
 class Clip(Unary, saved="clip low high"):
-    """Values limited to [low, high]. The gradient is 0 outside."""
+    """Limits values to [low, high]. The gradient of values outside is 0."""
 
     low: float = 0.0
     high: float = 0.0
@@ -299,7 +300,7 @@ class Clip(Unary, saved="clip low high"):
 class _OfGradient(Op):
     """Base of operations whose first input is a gradient, dense or sparse.
 
-    Rows of a repeated id are summed first: a clip must see the gradient of the row and not its parts.
+    Rows of a repeated id are summed first, because a clip must apply to the whole gradient of a row.
     """
 
     differentiable = False
@@ -312,7 +313,7 @@ class _OfGradient(Op):
 
 @dataclass(frozen=True)
 class BoundGradient(_OfGradient, saved="bound_gradient low high"):
-    """Gradient with every component limited to [low, high]."""
+    """Limits every component of a gradient to [low, high]."""
 
     low: float = 0.0
     high: float = 0.0
@@ -324,7 +325,7 @@ class BoundGradient(_OfGradient, saved="bound_gradient low high"):
 
 @dataclass(frozen=True)
 class GradientSquare(_OfGradient, saved="gradient_square"):
-    """Squared L2 norm of a gradient, float64 []."""
+    """Squared L2 norm of a gradient, a single float64."""
 
     def infer(self, *inputs: Any, **none: Any) -> Spec:
         return (), np.dtype(np.float64)
@@ -337,10 +338,10 @@ class GradientSquare(_OfGradient, saved="gradient_square"):
 
 @dataclass(frozen=True)
 class ScaleGradient(_OfGradient, saved="scale_gradient norm"):
-    """Gradient times norm / total if that factor is below 1; total is the root of the sum of the other
-    inputs.
+    """Clips a gradient by the global norm: multiplies it by norm / total if that factor is below 1.
 
-    The other inputs are squared norms from GradientSquare, so this is a clip by the global norm.
+    The first input is the gradient. The other inputs are squared norms from GradientSquare, and `total` is
+    the square root of their sum.
     """
 
     norm: float = 1.0

@@ -1,8 +1,8 @@
-"""Embedding operations: rows of a table by id, one for each id or pooled for each bag of ids.
+"""Embedding operations: look up rows of a table by id, one row per id or one pooled row per bag of ids.
 
-For a sparse parameter the forward pass reads only the rows of the batch, and the gradient is a SparseGrad.
-A run asks `wanted_ids` beforehand what to pull, so that one call can bring all rows of a step. A dense
-parameter is an array that has been pulled whole, and its gradient is an array.
+For a sparse parameter, the forward pass reads only the rows of the batch, and the gradient is a SparseGrad. A
+run calls `wanted_ids` beforehand, so that one pull brings all rows of a step. A dense parameter is pulled
+as a whole array, and its gradient is an array.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ Ids = NDArray[np.int64]
 
 
 def check_ids(name: str, ids: Ids, rows: int | None) -> None:
-    """Refuse ids outside [0, rows).
+    """Check that ids are in [0, rows).
 
     Args:
         name: Name of the parameter, for the message.
@@ -44,11 +44,11 @@ def check_ids(name: str, ids: Ids, rows: int | None) -> None:
 
 
 def spread(name: str, counts: Array, shape: tuple[int, ...]) -> Array:
-    """Return the shows or clicks of each id, float32 in the shape of the ids.
+    """Return the number of shows or clicks of each id, float32 in the shape of the ids.
 
     Args:
         name: Name of the counts, for the message.
-        counts: Counts of each id, or of each sample: [n] or [n, 1] for ids [n, ...].
+        counts: One count for each id, or for each sample: [n] or [n, 1] for ids [n, ...].
         shape: Shape of the ids.
 
     Raises:
@@ -66,7 +66,7 @@ def spread(name: str, counts: Array, shape: tuple[int, ...]) -> Array:
 
 @dataclass(frozen=True)
 class _Embedding(Op):
-    """Base of embeddings with inputs ids, of any shape, and weights [rows, dim]. Output: [*ids.shape, dim].
+    """Base of embeddings. Inputs: ids of any shape, and weights [rows, dim]. Output: [*ids.shape, dim].
 
     Ids equal to `padding` give zeros and get no gradient.
     """
@@ -82,8 +82,7 @@ class _Embedding(Op):
         return (*ids.shape, weights.shape[1]), weights.dtype
 
     def _blank(self, ids: Ids, out: Array) -> Array:
-        """Return the output with zeros for the padding, copied because it may be a cached, read-only
-        array."""
+        """Set the rows of padding ids to zeros, in a copy, because `out` may be a cached, read-only array."""
         if self.padding is None:
             return out
         pads = ids == self.padding
@@ -102,16 +101,16 @@ class _Embedding(Op):
 
 
 class Embedding(_Embedding, saved="embedding padding"):
-    """Embedding of a sparse parameter. The forward pass looks rows up, and the gradient is a SparseGrad.
+    """Embedding of a sparse parameter: the forward pass looks rows up, and the gradient is a SparseGrad.
 
-    Two further inputs may say how often each sample, or each id, was shown and clicked. They have no effect
-    on the output; the gradient takes them to the servers.
+    Two further inputs may give the numbers of shows and clicks, per sample or per id. They do not affect the
+    output, but are sent to the servers with the gradient.
     """
 
     by_rows = True
 
     def wanted_ids(self, ids: Ids, *others: Array) -> Asked:
-        """Return what a run must pull of the parameter, given the values of the other inputs."""
+        """Return the ids whose rows a run must pull, given the values of all inputs but the parameter."""
         return ids
 
     def predicting(self, inputs: "tuple[Variable, ...]") -> "tuple[Variable, ...]":
@@ -140,7 +139,7 @@ class Embedding(_Embedding, saved="embedding padding"):
 
 
 class DenseEmbedding(_Embedding, saved="dense_embedding padding"):
-    """Embedding of a dense parameter, with an array as gradient."""
+    """Embedding of a dense parameter. Its gradient is an array."""
 
     def forward(self, context: Context, ids: Ids, weights: Array) -> Array:
         check_ids(context.record.inputs[1].name, ids, len(weights))
@@ -157,9 +156,9 @@ class DenseEmbedding(_Embedding, saved="dense_embedding padding"):
 class PooledEmbedding(Embedding, saved="pooled_embedding padding mean"):
     """Sum or mean of the rows of each bag of ids, [bags, dim].
 
-    Inputs: ids [n], the parameter, the lengths of the bags, int64 [bags], and perhaps a weight for each id,
-    float32 [n], which gets no gradient. `psfleet.core.engine.kernels.bags.RowBags` defines the pooling.
-    Rows are pooled where they arrive, so that the rows themselves are never handed out.
+    Inputs: ids [n], the parameter, the lengths of the bags, int64 [bags], and optionally a weight for each
+    id, float32 [n], which gets no gradient. `psfleet.core.engine.kernels.bags.RowBags` defines the pooling.
+    Rows are pooled as they arrive, so no array of single rows is made.
     """
 
     mean: bool = False

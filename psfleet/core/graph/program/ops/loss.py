@@ -1,7 +1,7 @@
-"""Loss operations, with a value for each sample, and metrics of a prediction (accuracy, AUC).
+"""Loss operations, with a value for each sample, and metrics of predictions (accuracy, AUC).
 
-Losses are computed so that nothing overflows: with logits from log-softmax or log1p, with probabilities by
-a bound on the logarithm.
+Losses of logits use log-softmax or log1p, so that they do not overflow. Losses of probabilities bound the
+logarithm.
 """
 
 from collections.abc import Sequence
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from psfleet.core.graph.program.variable import Variable
 
 
-# Bound on -log(p), as in the reference.
+# Upper bound of -log(p), the same as in the reference framework.
 _WORST = 1e20
 
 
-def _check_same(what: str, x: "Variable", label: "Variable") -> None:
-    need_floats(what, x, label)
+def _check_same(layer_name: str, x: "Variable", label: "Variable") -> None:
+    need_floats(layer_name, x, label)
     if not same(x.shape, label.shape):
         raise ShapeError(
-            f"{what} of {x.name!r} {x.shape} and label {label.name!r} {label.shape}: "
+            f"{layer_name} of {x.name!r} {x.shape} and label {label.name!r} {label.shape}: "
             "the shapes must be equal"
         )
 
@@ -67,7 +67,7 @@ class SigmoidCrossEntropy(Op, saved="sigmoid_cross_entropy ignore normalize"):
     """Binary cross entropy of logits: -label * log(sigmoid(x)) - (1 - label) * log(1 - sigmoid(x)).
 
     It is computed as max(x, 0) - x * label + log(1 + e^-|x|), which does not overflow. Labels equal to
-    `ignore` give 0, and `normalize` divides by the number of other labels.
+    `ignore` give 0. With `normalize`, the loss is divided by the number of all other labels.
     """
 
     ignore: float = -100
@@ -103,8 +103,10 @@ class SigmoidCrossEntropy(Op, saved="sigmoid_cross_entropy ignore normalize"):
 
 @dataclass(frozen=True)
 class LogLoss(Op, saved="log_loss epsilon"):
-    """Binary cross entropy of probabilities: -label * log(p + e) - (1 - label) * log(1 - p + e), e =
-    epsilon."""
+    """Binary cross entropy of probabilities: -label * log(p + e) - (1 - label) * log(1 - p + e).
+
+    e is `epsilon`, which keeps the logarithms finite.
+    """
 
     epsilon: float = 1e-4
 
@@ -133,8 +135,9 @@ class LogLoss(Op, saved="log_loss epsilon"):
 class _ByClass(Op):
     """Base of losses over classes.
 
-    Inputs: x [..., classes, ...], and hard labels, int64 with extent 1 (or without the axis) in place of the
-    classes; or with `soft` probabilities in the shape of x. Output: the shape of x with extent 1 at the axis.
+    Inputs: x [..., classes, ...], with the classes along `axis`, and labels. Labels are int64 class
+    numbers, with extent 1 at the axis or without the axis. With `soft` they are probabilities in the shape
+    of x. The output has the shape of x with extent 1 at the axis.
     """
 
     soft: bool = False
@@ -142,28 +145,30 @@ class _ByClass(Op):
     axis: int = -1
 
     def infer(self, x: "Variable", label: "Variable") -> Spec:
-        what = type(self).__name__
-        need_floats(what, x)
-        axis = axis_of(self.axis, x.shape, f"{what} of {x.name!r}")
+        layer_name = type(self).__name__
+        need_floats(layer_name, x)
+        axis = axis_of(self.axis, x.shape, f"{layer_name} of {x.name!r}")
         shape: Shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
         short = x.shape[:axis] + x.shape[axis + 1 :]
         if self.soft:
-            _check_same(what, x, label)
+            _check_same(layer_name, x, label)
         elif label.dtype.kind not in "iu":
             raise IdError(
-                f"{what}: label {label.name!r} has dtype {label.dtype}; hard labels are "
+                f"{layer_name}: label {label.name!r} has dtype {label.dtype}; hard labels are "
                 "int64, pass soft_label=True for probabilities"
             )
         elif not same(label.shape, shape) and not same(label.shape, short):
             raise ShapeError(
-                f"{what} of {x.name!r} {x.shape}: label {label.name!r} is "
+                f"{layer_name} of {x.name!r} {x.shape}: label {label.name!r} is "
                 f"{label.shape}, it must be {shape}"
             )
         return shape, x.dtype
 
     def _picked(self, x: Array, label: Array) -> tuple[Array, Array]:
-        """Return the hard labels with extent 1 at the axis, and the mask of ignored labels, which become
-        0."""
+        """Return the class numbers with extent 1 at the axis, and a mask of ignored labels.
+
+        Ignored labels are 0.
+        """
         axis = self.axis % x.ndim
         label = label.reshape(*x.shape[:axis], 1, *x.shape[axis + 1 :])
         skip = label == self.ignore
@@ -196,6 +201,7 @@ class CrossEntropy(_ByClass, saved="cross_entropy soft ignore axis"):
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         p, label, skip = context.saved
         if self.soft:
+            # A probability may be 0, and the gradient divides by it.
             safe = np.maximum(p, np.finfo(p.dtype).tiny)
             return (
                 -gradient * label / safe if context.needs[0] else None,
@@ -238,7 +244,7 @@ class SoftmaxCrossEntropy(_ByClass, saved="softmax_cross_entropy soft ignore axi
 
 @dataclass(frozen=True)
 class Accuracy(Op, saved="accuracy k"):
-    """Share of samples whose label is among the k largest predictions, float32 []."""
+    """Fraction of samples whose label is among the k largest predictions, a single float32."""
 
     k: int = 1
     differentiable = False
@@ -261,10 +267,10 @@ class Accuracy(Op, saved="accuracy k"):
 
 @dataclass(frozen=True)
 class AreaUnderCurve(Op, saved="area_under_curve thresholds accumulate"):
-    """Area under the ROC curve of scores in [0, 1], from a histogram of `thresholds` bins, float32 [].
+    """Area under the ROC curve of scores in [0, 1], a single float32, from a histogram of `thresholds` bins.
 
-    Scores are [n], [n, 1] or [n, 2], of which the second column counts. With `accumulate` the result is
-    that of all runs of the program so far.
+    Scores are [n], [n, 1] or [n, 2]; of [n, 2] only the second column is used. With `accumulate`, the result
+    includes all earlier runs of the program.
     """
 
     thresholds: int

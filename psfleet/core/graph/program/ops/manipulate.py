@@ -1,6 +1,7 @@
 """Operations that move values without arithmetic: constants, reshape, transpose, cast, concat, slice, gather.
 
-Each checks shapes when a program is built, as far as extents are known, and ids and indices when it runs.
+Each operation checks shapes when the program is built, as far as extents are known. Ids and indices are
+checked when it runs.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FillConstant(Op, saved="fill shape dtype value"):
-    """Array filled with a value."""
+    """Array that is filled with one value."""
 
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
@@ -59,8 +60,10 @@ class StepCounter(Op, saved="step_counter"):
 
 @dataclass(frozen=True)
 class PerRun(Op):
-    """Function of the number of training runs before this one, float32 [1]. Schedules use it for their
-    rate."""
+    """Value of a function of the number of training runs before this one, float32 [1].
+
+    Used for learning rates.
+    """
 
     value: Callable[[int], float] = float
     differentiable = False
@@ -74,7 +77,10 @@ class PerRun(Op):
 
 @dataclass(frozen=True)
 class Reshape(Op, saved="reshape shape"):
-    """Values in another shape. An extent -1 is computed from the others, and 0 copies the input's extent."""
+    """Changes the shape.
+
+    An extent -1 is computed from the number of values, and 0 copies the input's extent.
+    """
 
     shape: tuple[int, ...] = ()
 
@@ -93,8 +99,8 @@ class Reshape(Op, saved="reshape shape"):
         return tuple(target), x.dtype
 
     def _check_target(self, x: "Variable", target: list[int | None]) -> None:
-        """Compute the extent for -1 if the input's size is known, and refuse a shape that cannot fit."""
-        # An unknown batch extent copied by 0 divides out on both sides.
+        """Compute the extent for -1 if the input's size is known. Raises an error if the shape cannot fit."""
+        # An unknown extent that 0 copies is on both sides, so it is left out of both sizes.
         copies = [i for i, extent in enumerate(self.shape) if extent == 0 and x.shape[i] is None]
         size = size_of(tuple(n for i, n in enumerate(x.shape) if i not in copies))
         target_size = size_of(
@@ -119,7 +125,7 @@ class Reshape(Op, saved="reshape shape"):
 
 @dataclass(frozen=True)
 class Transpose(Op, saved="transpose order"):
-    """Values with their axes in another order."""
+    """Puts the axes in another order."""
 
     order: tuple[int, ...] = ()
 
@@ -139,7 +145,7 @@ class Transpose(Op, saved="transpose order"):
 
 @dataclass(frozen=True)
 class Cast(Op, saved="cast dtype"):
-    """Values in another dtype. Conversion to whole numbers cuts off the fraction."""
+    """Converts values to another dtype. Conversion to whole numbers drops the fraction."""
 
     dtype: str = "float32"
 
@@ -157,7 +163,7 @@ class Cast(Op, saved="cast dtype"):
 
 @dataclass(frozen=True)
 class Concat(Op, saved="concat axis"):
-    """Concatenation of inputs along an axis."""
+    """Joins inputs along an axis."""
 
     axis: int = 0
 
@@ -193,7 +199,7 @@ class Concat(Op, saved="concat axis"):
 
 @dataclass(frozen=True)
 class Stack(Op, saved="stack axis"):
-    """Inputs of one shape stacked along a new axis."""
+    """Stacks inputs of one shape along a new axis."""
 
     axis: int = 0
 
@@ -221,7 +227,7 @@ class Stack(Op, saved="stack axis"):
 
 @dataclass(frozen=True)
 class Slice(Op, saved="slice axes starts ends"):
-    """Part x[starts[i]:ends[i]] along axes[i]. Negative bounds count from the end."""
+    """Takes the slice x[starts[i]:ends[i]] along each axes[i]. Negative bounds count from the end."""
 
     axes: tuple[int, ...] = ()
     starts: tuple[int, ...] = ()
@@ -261,7 +267,7 @@ class Slice(Op, saved="slice axes starts ends"):
 
 @dataclass(frozen=True)
 class Gather(Op, saved="gather"):
-    """Rows of x, [n, ...], at the indices [m] or [m, 1]: [m, ...]."""
+    """Takes rows of x [n, ...] at indices [m] or [m, 1]. The result is [m, ...]."""
 
     def infer(self, x: "Variable", index: "Variable") -> Spec:
         if index.dtype.kind not in "iu":
@@ -290,7 +296,7 @@ class Gather(Op, saved="gather"):
 
 @dataclass(frozen=True)
 class OneHot(Op, saved="one_hot depth allow_out_of_range"):
-    """Whole numbers [...] or [..., 1] as float32 [..., depth], with 1 at the number and 0 elsewhere."""
+    """Converts whole numbers [...] or [..., 1] to float32 [..., depth]: 1 at the number, 0 elsewhere."""
 
     depth: int = 1
     allow_out_of_range: bool = False
@@ -313,7 +319,7 @@ class OneHot(Op, saved="one_hot depth allow_out_of_range"):
 
 @dataclass(frozen=True)
 class Expand(Op, saved="expand times"):
-    """Values tiled along each axis, `times[i]` times along axis i."""
+    """Repeats values along each axis, `times[i]` times along axis i."""
 
     times: tuple[int, ...] = ()
 

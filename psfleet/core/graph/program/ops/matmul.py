@@ -1,9 +1,8 @@
 """Matrix products (matmul and fully connected layers), and the library and precision that compute them.
 
-By default NumPy's BLAS multiplies in the dtype of the factors. A strategy with `amp` can have torch
-multiply in bfloat16 (`products_under`), which is faster on processors with instructions for it; values and
-gradients between products stay float32. A factor is converted once and kept for the backward pass, which
-needs it again.
+By default NumPy's BLAS multiplies in the dtype of the factors. With the strategy part `amp`, torch can
+multiply in bfloat16 instead (`products_under`), which is faster on processors with instructions for bfloat16.
+All other values and gradients stay float32. Each factor is converted once, and kept for the backward pass.
 """
 
 import importlib.util
@@ -45,27 +44,29 @@ _FLAGS = frozenset(
 
 
 class MatrixProducts:
-    """Matrix multiplication by NumPy's BLAS in the dtype of the factors, and base of other ways."""
+    """Multiplies matrices with NumPy's BLAS in the dtype of the factors. Base of other implementations."""
 
     def suited(self, left: Array, right: Array) -> "MatrixProducts":
-        """Return the way in which to multiply these arrays: this one, or another that suits them better."""
+        """Return the implementation to multiply these arrays with: this one, or a better one for them."""
         return self
 
     def factor(self, values: Array) -> Array:
-        """Convert an array to a factor for `multiply`. Axes of a factor may be swapped or split
-        afterwards."""
+        """Convert an array to the form that `multiply` takes. Axes of the result may be swapped or split."""
         return values
 
     def multiply(self, left: Array, right: Array) -> Array:
-        """Multiply two factors over their last two axes. The result has the dtype of the original values."""
+        """Multiply two results of `factor` over their last two axes.
+
+        The result has the dtype of the arrays.
+        """
         out: Array = np.matmul(left, right)
         return out
 
 
 class Bfloat16Products(MatrixProducts):
-    """Matrix multiplication by torch, with factors and results in bfloat16 and sums in float32.
+    """Multiplies matrices with torch. Factors and results are rounded to bfloat16, sums are in float32.
 
-    A factor is an array of uint16 with the bits of its values, rounded to nearest with ties to even.
+    A factor is an array of uint16 that holds bfloat16 values, rounded to nearest with ties to even.
 
     Args:
         worthwhile: Number of values that both factors must have together. Smaller products are in float32.
@@ -93,13 +94,13 @@ FLOAT32 = MatrixProducts()
 
 
 def products_under(settings: AMPSettings) -> MatrixProducts:
-    """Return the matrix multiplication that a strategy's part `amp` asks for.
+    """Return the implementation of matrix products for a strategy's part `amp`.
 
-    If the strategy leaves `compute` out, bfloat16 is used where torch and the processor support it, and a
-    warning tells where not.
+    If the strategy leaves `compute` out, bfloat16 is used if torch is installed and the processor supports
+    it. Otherwise a warning says that it is not used.
 
     Raises:
-        ConfigError: The strategy insists on bfloat16, and torch is not installed.
+        ConfigError: The strategy requires bfloat16, and torch is not installed.
     """
     missing = importlib.util.find_spec("torch") is None
     if settings.compute == "bfloat16":
@@ -131,7 +132,7 @@ def has_bfloat16(description: str) -> bool:
 
 
 def _tensor(halves: Array) -> Any:
-    """Return a bfloat16 tensor on the memory of an array of uint16."""
+    """Return a bfloat16 tensor that shares the memory of an array of uint16."""
     torch = _torch()
     return torch.from_numpy(halves.view(np.int16)).view(torch.bfloat16)
 
@@ -151,7 +152,7 @@ def _swap(x: Any) -> Any:
 class MatMul(Op, saved="matmul transpose_x transpose_y"):
     """Matrix product x @ y over the last two axes, each possibly transposed. Leading axes broadcast.
 
-    A vector on the left is a row, on the right a column, as in NumPy.
+    As in NumPy, a vector x is a row, and a vector y is a column.
     """
 
     transpose_x: bool = False
@@ -189,8 +190,8 @@ class MatMul(Op, saved="matmul transpose_x transpose_y"):
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         products, x, y = context.saved
-        # Vectors become matrices, and the gradient gets the axes that the product dropped for them. Then
-        # dx = g @ y^T and dy = x^T @ g, transposed again if the input was.
+        # Turn vectors into matrices, and add to the gradient the axes that the product dropped for them. Then
+        # dx = g @ y^T and dy = x^T @ g. If the input was transposed, its gradient is transposed again.
         left = x[None, :] if x.ndim == 1 else x
         right = y[:, None] if y.ndim == 1 else y
         if x.ndim == 1:
@@ -211,10 +212,10 @@ class MatMul(Op, saved="matmul transpose_x transpose_y"):
 
 @dataclass(frozen=True)
 class Affine(Op, saved="affine axes relu"):
-    """Fully connected layer flatten(x) @ w + b, perhaps with relu, computed in place in one output array.
+    """Fully connected layer flatten(x) @ w + b, optionally with relu. Bias and relu are computed in place.
 
-    Inputs: x, whose first `axes` axes become the rows of a matrix and the other axes its columns; w [in,
-    out]; and perhaps b [out].
+    Inputs: x, whose first `axes` axes become the rows of a matrix and whose other axes become its columns;
+    w [in, out]; and optionally b [out].
     """
 
     axes: int = 1

@@ -1,7 +1,7 @@
-"""Normalisation operations: layer_norm within each sample, and batch_norm over a batch.
+"""Normalization operations: layer_norm within each sample, and batch_norm over a batch.
 
-Both compute y = (x - mean) / sqrt(variance + epsilon). With r = 1 / sqrt(variance + epsilon), gradients g
-of y, and means over the normalised axes, the gradient is
+Both compute y = (x - mean) / sqrt(variance + epsilon). Let r = 1 / sqrt(variance + epsilon), and g the
+gradient of y. With means over the normalized axes, the gradient of x is
 
     dx = r * (g - mean(g) - y * mean(g * y))
 
@@ -31,16 +31,18 @@ if TYPE_CHECKING:
     from psfleet.core.graph.program.variable import Variable
 
 
-def _check_vectors(what: str, vectors: "Sequence[Variable]", size: int | None) -> None:
-    """Refuse vectors, such as a scale, whose shape is not [size]."""
+def _check_vectors(layer_name: str, vectors: "Sequence[Variable]", size: int | None) -> None:
+    """Check that vectors, such as a scale, have the shape [size]."""
     for vector in vectors:
         if not same(vector.shape, (size,)):
-            raise ShapeError(f"{what}: {vector.name!r} is {vector.shape}, it must be ({size},)")
+            raise ShapeError(
+                f"{layer_name}: {vector.name!r} is {vector.shape}, it must be ({size},)"
+            )
 
 
 @dataclass(frozen=True)
 class LayerNorm(Op, saved="layer_norm axis epsilon has_scale has_shift"):
-    """(x - mean) / sqrt(variance + epsilon) over the axes from `axis` on, then * scale + shift.
+    """Computes (x - mean) / sqrt(variance + epsilon) over the axes from `axis` on, then * scale + shift.
 
     Inputs: x, then a flat scale if `has_scale`, then a flat shift if `has_shift`.
     """
@@ -91,12 +93,14 @@ class LayerNorm(Op, saved="layer_norm axis epsilon has_scale has_shift"):
 
 @dataclass(frozen=True)
 class BatchNorm(Op, saved="batch_norm axis momentum epsilon is_test fixed has_scale has_shift"):
-    """(x - mean) / sqrt(variance + epsilon) for each channel, then * scale + shift.
+    """Computes (x - mean) / sqrt(variance + epsilon) for each channel, then * scale + shift.
 
     Inputs: x, the moving mean and the moving variance [channels], then a scale if `has_scale`, then a shift
-    if `has_shift`. In training mean and (biased) variance are those of the batch, over all axes but `axis`,
-    and the program notes them for the moving averages. With `is_test`, with `fixed` and in programs for
-    tests the moving averages are used.
+    if `has_shift`.
+
+    In training, mean and (biased) variance are those of the batch, over all axes but `axis`. They are
+    stored in the program, whose update adds them to the moving averages. The moving averages are used
+    instead in programs for tests, and with `is_test` or `fixed`.
     """
 
     axis: int = 1
@@ -167,9 +171,10 @@ class BatchNorm(Op, saved="batch_norm axis momentum epsilon is_test fixed has_sc
         return values.reshape([-1 if i == self.axis % x.ndim else 1 for i in range(x.ndim)])
 
     def _note(self, context: Context, mean: Array, variance: Array) -> None:
-        """Leave the batch's statistics with the program, for the update to add to the moving averages.
+        """Store the batch's statistics in the program, whose update adds them to the moving averages.
 
-        The entry is replaced if a recomputing run computes the record twice, so that a batch counts once.
+        A recomputing run may compute the record twice. The entry is then replaced, so that a batch counts
+        once.
         """
         moving = [variable.parameter for variable in context.record.inputs[1:3]]
         context.program.observed[context.record.output.name] = [

@@ -1,7 +1,7 @@
 """Reductions: sum, mean, max, min and argmax over axes, and pooling of padded sequences.
 
-A reduction's gradient has the shape of its output. `_spread` puts the reduced axes back with extent 1, so
-that it broadcasts against the input.
+The gradient that arrives has the shape of the reduction's output. `_spread` adds the reduced axes to it with
+extent 1, so that it broadcasts against the input.
 """
 
 import math
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 
 POOLS = ("sum", "average", "sqrt", "max", "last", "first")
-"""Ways to pool the n steps of a sequence: sum; sum / n; sum / sqrt(n); maximum of each column; last or
-first step."""
+"""Ways to pool the n steps of a sequence: their sum, sum / n, sum / sqrt(n), the maximum of each column, or
+the last or first step."""
 
 
 @dataclass(frozen=True)
 class _Reduce(Op):
-    """Base of reductions over `axes`, or over all axes if empty. `keep` leaves the axes with extent 1."""
+    """Base of reductions over `axes`; empty means all axes. With `keep`, reduced axes stay with extent 1."""
 
     axes: tuple[int, ...] = ()
     keep: bool = False
 
     def infer(self, x: "Variable") -> Spec:
-        what = f"{type(self).__name__} of {x.name!r}"
-        axes = {axis_of(axis, x.shape, what) for axis in self.axes or range(len(x.shape))}
+        operation_name = f"{type(self).__name__} of {x.name!r}"
+        axes = {axis_of(axis, x.shape, operation_name) for axis in self.axes or range(len(x.shape))}
         extents: list[int | None] = []
         for i, extent in enumerate(x.shape):
             if i not in axes:
@@ -57,13 +57,13 @@ class _Reduce(Op):
         return tuple(axis % x.ndim for axis in self.axes) or tuple(range(x.ndim))
 
     def _spread(self, gradient: Array, shape: tuple[int, ...]) -> Array:
-        """Put the reduced axes back into a gradient, with extent 1."""
+        """Add the reduced axes to a gradient, with extent 1."""
         axes = {axis % len(shape) for axis in self.axes} or set(range(len(shape)))
         return gradient.reshape([1 if i in axes else n for i, n in enumerate(shape)])
 
 
 def _repeat(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """Broadcast a gradient into new memory, because BLAS refuses views whose rows overlap."""
+    """Broadcast a gradient into new memory. BLAS does not accept broadcast views, whose rows overlap."""
     out = np.empty(shape, gradient.dtype)
     out[...] = gradient
     return out
@@ -97,18 +97,20 @@ class ReduceMean(_Reduce, saved="reduce_mean axes keep"):
 
     def backward(self, context: Context, gradient: Array) -> Sequence[Gradient | None]:
         (shape,) = context.saved
+        # Number of values in each mean. The bounds avoid a division by 0 for a batch without samples.
         count = max(np.prod(shape), 1) / max(gradient.size, 1)
         spread = self._spread(gradient, shape) / gradient.dtype.type(count)
         return (_repeat(spread, shape),)
 
 
 class _Extreme(_Reduce):
-    """Base of max and min. The gradient is shared equally by the values that attain the extreme."""
+    """Base of max and min. If several values attain the extreme, they share the gradient equally."""
 
     def _extreme(self, x: Array) -> Array:
         raise NotImplementedError
 
     def forward(self, context: Context, x: Array) -> Array:
+        # The extreme has the reduced axes with extent 1, so it can be compared with x.
         out = self._extreme(x)
         context.save(x == out)
         return (
@@ -139,7 +141,7 @@ class ReduceMin(_Extreme, saved="reduce_min axes keep"):
 
 @dataclass(frozen=True)
 class ArgMax(Op, saved="arg_max axis"):
-    """Index of the largest value along an axis, int64. Of equal values the first counts."""
+    """Index of the largest value along an axis, int64. If several are equal, the index of the first."""
 
     axis: int = 0
     differentiable = False
@@ -156,9 +158,11 @@ class ArgMax(Op, saved="arg_max axis"):
 class SequencePool(Op, saved="sequence_pool pool pad_value masked"):
     """Pooling of padded sequences to one row each, [batch, ...].
 
-    Inputs: x [batch, time, ...], and a mask [batch, time] if `masked`, else perhaps lengths [batch] or
-    [batch, 1]. Steps outside a sequence have no effect, even if they hold NaN. A sequence without steps
-    gives `pad_value` and no gradient. Of equal largest values the first gets the gradient.
+    Inputs: x [batch, time, ...]. With `masked` also a mask [batch, time], otherwise optionally the lengths
+    of the sequences, [batch] or [batch, 1].
+
+    Steps outside a sequence have no effect, even if they are NaN. A sequence without steps gives
+    `pad_value` and no gradient. If several values are the largest, the first gets the gradient.
     """
 
     pool: str = "sum"
@@ -232,7 +236,7 @@ class SequencePool(Op, saved="sequence_pool pool pad_value masked"):
         return [out.reshape(shape), *(None for _ in context.record.inputs[1:])]
 
     def _present(self, x: Array, lengths_or_mask: Sequence[Array]) -> NDArray[np.bool_]:
-        """Return a mask of the steps that are part of their sequence: [batch, time]."""
+        """Return a mask of the steps that belong to their sequence: [batch, time]."""
         batch, time = x.shape[:2]
         if not lengths_or_mask:
             return np.ones((batch, time), np.bool_)
@@ -247,15 +251,16 @@ class SequencePool(Op, saved="sequence_pool pool pad_value masked"):
         return np.asarray(np.arange(time) < lengths[:, None])
 
     def _share(self, count: NDArray[np.int64], dtype: np.dtype[Any]) -> Array:
-        """Return the factor on the sum of each sequence: 1, 1 / n or 1 / sqrt(n)."""
+        """Return the factor that the sum of each sequence is multiplied by: 1, 1 / n or 1 / sqrt(n)."""
         some = np.maximum(count, 1).astype(dtype)
         if self.pool == "average":
             return np.asarray(1 / some)
         return np.asarray(1 / np.sqrt(some)) if self.pool == "sqrt" else np.ones_like(some)
 
     def _chosen(self, flat: Array, present: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return for each value the step that it is taken from: [batch, 1, width]."""
+        """Return the step that each value is taken from: [batch, 1, width]."""
         if self.pool == "max":
+            # Steps outside a sequence must never be chosen, and they are 0 in `flat`.
             lowest = flat.dtype.type(-np.inf)
             return np.asarray(np.where(present[:, :, None], flat, lowest).argmax(axis=1)[:, None])
         last = present.shape[1] - 1 - present[:, ::-1].argmax(axis=1)

@@ -1,15 +1,16 @@
 """Cuts an execution plan into the chunks of a pipeline, and runs one micro-batch through one chunk.
 
-A value goes from the chunk that makes it straight to every chunk that computes with it. Its gradient takes
-another way: from the last chunk that uses it to the one before, and so on, and each adds its part:
+A value is sent from the chunk that computes it directly to every chunk that uses it. Its gradient takes
+another way: from the last chunk that uses the value to the one before, and so on. Each chunk adds its part:
 
     value      chunk 0 makes x  ->  chunk 1, chunk 2, chunk 3
     gradient   chunk 3: g3  ->  chunk 2: g3 + g2  ->  chunk 1: g3 + g2 + g1  ->  chunk 0
 
-So it is summed in the order in which the backward pass of the whole program would sum it, and has the same
-bits. Gradients of a parameter that several chunks use go the same way, to the first of them.
+So the gradient is summed in the same order as in the backward pass of the whole program, and is
+bit-identical. If several chunks use a parameter, its gradient is summed in the same way, ending in the
+first of them.
 
-`pipelined_run.py` says which chunk runs when, and carries values between processes.
+`pipelined_run.py` decides which chunk runs when, and sends values between processes.
 """
 
 import contextlib
@@ -36,10 +37,10 @@ from psfleet.core.runtime.stages import even_sizes, exchange, here, links, next_
 
 
 def micro_sizes(feeds: Mapping[Variable, Array], micro_batches: int) -> list[int]:
-    """Return the number of samples in each micro-batch, as `even_sizes` shares them out.
+    """Return the number of samples in each micro-batch. `even_sizes` divides them.
 
     Raises:
-        ShapeError: No feed leaves its first extent open, or those that do differ in length.
+        ShapeError: No feed has an unknown first extent, or those that do differ in length.
     """
     lengths = {v.name: len(array) for v, array in feeds.items() if _is_open(v)}
     if not lengths:
@@ -60,7 +61,7 @@ def micro_sizes(feeds: Mapping[Variable, Array], micro_batches: int) -> list[int
 def micro_feeds(
     feeds: Mapping[Variable, Array], sizes: Sequence[int]
 ) -> list[dict[Variable, Array]]:
-    """Cut feeds into micro-batches. A feed with a fixed first extent goes whole to each."""
+    """Divide feeds into micro-batches. A feed with a fixed first extent goes whole to each micro-batch."""
     parts, start = [], 0
     for size in sizes:
         parts.append(
@@ -71,15 +72,15 @@ def micro_feeds(
 
 
 def combine(variable: Variable, values: Sequence[Array], fractions: Sequence[float]) -> Array:
-    """Put a result of a batch together from its micro-batches.
+    """Combine the results of the micro-batches to a result of the batch.
 
-    A result with one entry per sample is concatenated, and other floats are averaged over the samples. An
-    accumulated AUC and whole numbers are those of the last micro-batch.
+    A result with one entry per sample is concatenated. Other floats are averaged over the samples. Of an
+    accumulated AUC, and of whole numbers, the value of the last micro-batch is used.
 
     Args:
         variable: Variable of the result.
         values: Its value in each micro-batch.
-        fractions: Share of each micro-batch in the samples.
+        fractions: Fraction of the samples in each micro-batch.
     """
     if _is_open(variable):
         return np.concatenate(values)
@@ -95,9 +96,10 @@ def _is_open(variable: Variable) -> bool:
 
 
 def settled(value: Gradient | None) -> Gradient | None:
-    """Return a value in the memory layout in which it would arrive at another process.
+    """Return a value in the memory layout that it would have after it was sent to another process.
 
-    NumPy may sum another layout in another order, so without this the bits would depend on the stages.
+    NumPy may sum another layout in another order. Without this, the result would depend on the number of
+    stages.
     """
     if isinstance(value, np.ndarray) and not value.flags.forc:
         return np.ascontiguousarray(value)
@@ -105,10 +107,10 @@ def settled(value: Gradient | None) -> Gradient | None:
 
 
 def pack(value: Gradient | None) -> list[Array]:
-    """Turn a value or gradient into arrays for a message.
+    """Convert a value or gradient to arrays for a message.
 
     Returns:
-        No array for None, one for an array, and ids, rows and perhaps shows and clicks for a SparseGrad.
+        No array for None, one for an array; for a SparseGrad ids, rows and, if it has them, shows and clicks.
     """
     if value is None:
         return []
@@ -118,16 +120,16 @@ def pack(value: Gradient | None) -> list[Array]:
 
 
 def unpack(arrays: Sequence[Array]) -> Gradient | None:
-    """Return the value or gradient that `pack` turned into these arrays."""
+    """Convert the arrays that `pack` has returned to the value or gradient."""
     if len(arrays) > 1:
         return SparseGrad(*arrays)
     return arrays[0] if arrays else None
 
 
 def shared_norms(names: Sequence[str]) -> contextlib.AbstractContextManager[None]:
-    """Compute global norms over the parameters of all stages of this worker inside the block.
+    """Compute global norms over the parameters of all stages of this worker within the block.
 
-    All stages must clip inside the block: each waits there for the squared norms of the other stages.
+    All stages must clip within the block, because each stage waits there for the squared norms of all stages.
 
     Args:
         names: Names of the parameters of all stages, in the order in which a single process would add them.
@@ -136,8 +138,8 @@ def shared_norms(names: Sequence[str]) -> contextlib.AbstractContextManager[None
         return contextlib.nullcontext()
     positions = {name: i for i, name in enumerate(names)}
 
-    # Every stage sends its squared norms with their positions in `names`. All add them up in this order, so
-    # that the norm has the bits of a run in one process.
+    # Every stage sends its squared norms with their positions in `names`. All stages add them up in this
+    # order, so that the norm is bit-identical to that of a run in one process.
     def gather(own_names: list[str], squares: list[float]) -> list[float]:
         position, stage_links, tag = here(), links(), f"norm/{next_step()}"
         if max(position.copies) > 1:
@@ -158,17 +160,17 @@ class ChunkPlan:
     """Part of an execution plan that belongs to one chunk. Chunks are numbered in forward order.
 
     Attributes:
-        plan: Forward records, part of the backward pass (none if no gradient goes through the chunk) and the
-            releases of values.
-        early: Records that compute ids of the chunk's look-ups. Every stage computes them itself, from the
-            feed, and takes none from other stages.
-        lookups: Sparse parameters that the chunk reads, with the variables of their ids.
-        dense: Leaves that stand for dense parameters of the chunk.
-        takes: For each variable of another chunk that this one computes with, the chunk that makes it.
-        gives: For each variable made here that other chunks compute with, these chunks.
-        next_user: For each variable, the chunk from which the sum of later gradients arrives.
-        last_user: For each variable, the chunk to which the sum goes on, with this chunk's gradient added.
-        own_leaves: Leaves whose gradient is complete in this chunk, as no earlier chunk uses them.
+        plan: Forward records, the part of the backward pass (none if no gradient flows through the chunk),
+            and the releases of values.
+        early: Records that compute ids of the chunk's look-ups. Every stage computes them itself from the
+            feed, and receives none from other stages.
+        lookups: Sparse parameters that the chunk reads, each with the variable of its ids.
+        dense: Leaves that represent dense parameters of the chunk.
+        takes: For each variable of another chunk that this chunk uses, the chunk that computes it.
+        gives: For each variable computed here that other chunks use, those chunks.
+        next_user: For each variable, the chunk that sends the sum of later chunks' gradients to this one.
+        last_user: For each variable, the chunk that this one sends the sum to, after adding its own gradient.
+        own_leaves: Leaves whose gradient is complete in this chunk, because no earlier chunk uses them.
     """
 
     plan: ExecutionPlan
@@ -183,12 +185,12 @@ class ChunkPlan:
 
 
 def cut_plan(plan: ExecutionPlan, parts: Sequence[Sequence[Record]]) -> list[ChunkPlan]:
-    """Cut a plan into chunks, and connect their values and gradients.
+    """Cut a plan into chunks, and connect the chunks' values and gradients.
 
     Args:
         plan: Plan with one backward pass.
-        parts: Records of the loss for each chunk, in forward order. Other records of the plan go to the first
-            chunk at which all their inputs are known.
+        parts: Records of the loss for each chunk, in forward order. Each other record of the plan is added
+            to the first chunk in which all its inputs are known.
 
     Raises:
         UsageError: The program has several losses, or computes with gradients.
@@ -257,7 +259,7 @@ def _connect_values(
 def _connect_gradients(
     chunk_parts: list[ChunkPlan], backward: Backward, chunk_of: dict[Record, int]
 ) -> None:
-    """Chain the chunks that have a gradient for a variable, from the last to the one that makes it."""
+    """Connect the chunks with gradients for a variable, from its last user to the chunk that computes it."""
     users: dict[Variable, set[int]] = {leaf: set() for leaf in backward.gradients}
     for user, part in enumerate(chunk_parts):
         for record, needs in part.plan.needs.items():
@@ -275,10 +277,10 @@ def _connect_gradients(
 
 
 class StepRows:
-    """Rows that a step has fetched for all its micro-batches, in place of the sparse parameter.
+    """Rows that a step has pulled for all its micro-batches. Replaces the sparse parameter in operations.
 
-    Rows are found by the array object of the ids and not by its content: every chunk gets the very arrays
-    that were fetched for.
+    Rows are found by the identity of the array of ids, not by its content. That works because every chunk
+    gets the same array objects that the rows were pulled for.
     """
 
     def __init__(self, parameter: Parameter) -> None:
@@ -289,18 +291,18 @@ class StepRows:
         self._known: list[tuple[Array, Array]] = []
 
     def add(self, ids: Array, rows: Array) -> None:
-        """Add the rows for this array of ids."""
+        """Add the rows that were pulled for this array of ids."""
         self._known.append((ids, rows))
 
     def lookup(self, ids: Array) -> Array:
-        """Return the rows fetched for this array of ids, or read them from the parameter."""
+        """Return the rows that were pulled for this array of ids. For other arrays, reads the parameter."""
         for array, rows in self._known:
             if array is ids:
                 return rows
         return self._parameter.lookup(ids)
 
     def pooled(self, ids: PooledIds) -> tuple[PooledIds, Array]:
-        """Look the rows up and pool them: float32 [bags, dim]."""
+        """Look up rows and pool them, as `Parameter.pooled` does: float32 [bags, dim]."""
         return ids, ids.pool(self.lookup(ids.ids))
 
 
@@ -309,7 +311,7 @@ class ChunkRun(ProgramRun):
 
     Attributes:
         arrived: Gradients that later chunks have sent, by variable.
-        gradients: Result of the backward pass: gradients of leaves and of variables of earlier chunks.
+        gradients: Result of the backward pass: gradients of leaves, and of variables of earlier chunks.
     """
 
     def __init__(
@@ -326,24 +328,26 @@ class ChunkRun(ProgramRun):
         self._rows = rows
 
     def input(self, variable: Variable) -> Any:
-        """Return an operation's input; for a sparse parameter that is the step's fetched rows."""
+        """Return an operation's input. For a sparse parameter, these are the rows pulled in this step."""
         return self._rows.get(variable.name) or super().input(variable)
 
     def seeded(self, plan: BackwardPlan) -> BackwardPass:
-        """Return a sweep that starts with the gradients that have arrived, and with 1 if the loss is made
-        here."""
+        """Return a backward sweep that starts with the gradients that have arrived.
+
+        If the loss is computed in this chunk, the sweep also starts with 1 for the loss.
+        """
         seeds = dict(self.arrived)
         if plan.backward.loss.record in set(self.plan.forward):
             seeds.update(super().seeded(plan).gradients)
         return BackwardPass(seeds)
 
     def take_gradients(self, plan: BackwardPlan, sweep: BackwardPass) -> None:
-        """Keep the gradients that the sweep could not pass on within this chunk."""
+        """Keep the gradients of variables that are not computed in this chunk."""
         self.gradients.update(sweep.gradients)
 
 
 class RecomputingChunkRun(ChunkRun, RecomputingRun):
-    """Run of one chunk on one micro-batch that computes dropped activations again."""
+    """Run of one chunk on one micro-batch that drops activations and computes them again."""
 
 
 def chunk_run(
@@ -353,6 +357,6 @@ def chunk_run(
     rows: dict[str, StepRows],
     meter: Any,
 ) -> ChunkRun:
-    """Make a run of a chunk, which recomputes if its backward pass asks for that."""
+    """Make a run of a chunk. The run recomputes if its backward pass has checkpoints."""
     kind = RecomputingChunkRun if part.plan.recomputes else ChunkRun
     return kind(program, part, values, rows, meter)

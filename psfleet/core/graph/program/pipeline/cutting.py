@@ -1,13 +1,12 @@
-"""Settings of a pipeline, the cutting of a program for it, and the cores of its processes.
+"""Settings of a pipeline, cutting a program into chunks or sections, and pinning processes to cores.
 
-k cuts make k forward pieces. The last piece and its backward pass are one section, so with the other k - 1
-backward passes there are 2k - 1 sections:
+The program is cut into k *chunks* of neighboring operations. The last chunk and its backward pass form one
+*section*. With the other k - 1 forward and k - 1 backward passes there are 2k - 1 sections:
 
     F0 -> F1 -> ... -> F(k-1) + B(k-1) -> ... -> B1 -> B0
 
-`split` cuts at the user's `cut_list` (PipelineOptimizer). Without cuts, `estimates.py` finds pieces of
-equal work. Stages then share the pieces evenly: each runs neighbouring ones. `pin` keeps a
-process to its cores.
+`split` cuts where the user says (`cut_list` of PipelineOptimizer). Without cuts, `estimates.py` finds
+chunks of about equal work. Each stage (a process) runs the same number of neighboring chunks.
 """
 
 import contextlib
@@ -33,35 +32,35 @@ from psfleet.core.runtime.stages import StagePosition, live_micro_batches
 
 @dataclass
 class PartitionedPlan:
-    """Plan cut into pieces for a number of stages.
+    """Plan of a program that is cut into chunks for a number of stages.
 
     Attributes:
-        parts: Plan of each piece, in forward order.
-        per_stage: Number of neighbouring pieces that each stage runs.
+        parts: Plan of each chunk, in forward order.
+        per_stage: Number of neighboring chunks that each stage runs.
     """
 
     parts: list[ChunkPlan]
     per_stage: int
 
     def stage_of(self, chunk: int) -> int:
-        """Return the stage that runs a piece."""
+        """Return the stage that runs a chunk."""
         return chunk // self.per_stage
 
     def chunks_of(self, stage: int) -> range:
-        """Return the numbers of the pieces that a stage runs, in forward order."""
+        """Return the numbers of the chunks that a stage runs, in forward order."""
         return range(stage * self.per_stage, (stage + 1) * self.per_stage)
 
 
 @dataclass(eq=False)
 class PipelineSpec:
-    """Settings for running a program as a pipeline, attached to its backward pass.
+    """Settings for running a program as a pipeline. A program's backward pass has them.
 
     Attributes:
         schedule: Order of forward and backward passes.
-        stages: Number of pieces to make if no cuts are given.
-        micro_batches: Number of parts into which a batch is cut.
-        parts: Records of each piece. With None the first step measures where to cut (`agree_on_parts`), or
-            the shapes decide if the plan is cut without a measurement.
+        stages: Number of chunks to make if the user gives no cuts.
+        micro_batches: Number of micro-batches that a batch is divided into.
+        parts: Records of each chunk. None means that the first step measures where to cut (`agree_on_parts`).
+            A plan that is cut without a measurement is cut by shapes.
         queue_size: Number of messages to a stage that may wait before `send` blocks.
     """
 
@@ -73,12 +72,13 @@ class PipelineSpec:
     _cuts: dict[int, tuple[ExecutionPlan, PartitionedPlan]] = field(default_factory=dict)
 
     def cut(self, plan: ExecutionPlan, stages: int) -> PartitionedPlan:
-        """Return a plan cut into pieces for a number of stages. It is cut once and then remembered.
+        """Cut a plan into chunks for a number of stages. The result is cached for later calls.
 
         Raises:
-            ConfigError: The stages cannot share the pieces evenly.
+            ConfigError: The number of stages does not divide the number of chunks.
         """
-        # The entry holds the plan, so its id() stays taken; a plan is not hashable.
+        # The entry also holds the plan, so that no other object can get its id(). A plan itself is not
+        # hashable.
         entry = self._cuts.get(id(plan))
         if entry is None or entry[0] is not plan:
             entry = self._cuts[id(plan)] = (plan, self._cut(plan, stages))
@@ -96,7 +96,7 @@ class PipelineSpec:
 
 
 def _set_budget(part: ChunkPlan, live: int) -> None:
-    """Divide the memory budget for activations by the number of runs of pieces that are alive at a time."""
+    """Give a chunk its share of the memory budget. `live` runs are in memory at a time."""
     for plan in part.plan.backwards:
         checkpoints: Any = plan.backward.checkpoints
         if isinstance(checkpoints, Automatic) and checkpoints.budget is not None:
@@ -105,7 +105,7 @@ def _set_budget(part: ChunkPlan, live: int) -> None:
 
 
 def check_share(parts: int, stages: int) -> None:
-    """Refuse a number of stages that cannot share the pieces evenly."""
+    """Raise an error if the number of stages does not divide the number of chunks."""
     if parts % stages:
         raise ConfigError(
             f"the program is cut into {parts} pieces, which {stages} stages cannot "
@@ -114,11 +114,11 @@ def check_share(parts: int, stages: int) -> None:
 
 
 def cores_of(place: StagePosition, start: int, width: int, available: Sequence[int]) -> list[int]:
-    """Return the cores of a process: `width` neighbouring ones, after those of the process before.
+    """Return the cores for a process: `width` neighboring cores, after those of the previous process.
 
     Args:
         place: Position of the process. Processes of worker 1 come after all processes of worker 0.
-        start: Index of the first process's first core among the available ones. After the last core the
+        start: Index of the first process's first core among the available cores. After the last core the
             first one is used again, so processes may share cores.
         width: Number of cores for each process.
         available: Numbers of the cores that may be used.
@@ -128,9 +128,9 @@ def cores_of(place: StagePosition, start: int, width: int, available: Sequence[i
 
 
 def pin(place: StagePosition, start: int) -> None:
-    """Restrict all threads of this process to its cores, which are as many as its BLAS has threads.
+    """Restrict all threads of this process to its cores. It gets as many cores as its BLAS has threads.
 
-    Workers on other hosts are counted as if they were on this one.
+    Workers on other hosts are counted too, as if they were on this host.
     """
     available, width = _available(), threads()
     cores = cores_of(place, start, width, available)
@@ -150,7 +150,7 @@ def pin(place: StagePosition, start: int) -> None:
 
 @functools.cache
 def _available() -> tuple[int, ...]:
-    """Return the cores that the process was started with, read before the first `pin` changes them."""
+    """Return the cores that the process may use. Cached before the first `pin`, which restricts them."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
@@ -160,14 +160,12 @@ class Section:
 
     Attributes:
         number: Index of the section among all 2k - 1.
-        part: Index of the forward piece that the section computes, or goes back through.
-        records: Records of that piece, in forward order.
-        forward, backward: True if the section computes the piece, and if it goes back through it. The
-            middle section does both.
-        takes: Variables of earlier pieces that the piece computes with. A backward section produces their
-            gradients.
-        gives: Variables of the piece that later pieces compute with. A backward section receives their
-            gradients.
+        part: Index of the chunk that the section computes, or goes back through.
+        records: Records of that chunk, in forward order.
+        forward, backward: True if the section computes the chunk, and True if it goes back through the chunk.
+            For the middle section both are True.
+        takes: Variables of earlier chunks that the chunk reads. A backward section computes their gradients.
+        gives: Variables of the chunk that later chunks read. A backward section receives their gradients.
     """
 
     number: int
@@ -182,12 +180,12 @@ class Section:
 def split(
     loss: Variable, cut_list: Sequence[Sequence[Variable | str] | Variable | str]
 ) -> list[Section]:
-    """Cut the step that computes a loss, and goes back from it, into sections.
+    """Cut a training step into sections: the forward pass to a loss, and its backward pass.
 
     Args:
         loss: Loss to minimize.
-        cut_list: Variables that each forward piece ends with, or names of variables or layers. The last
-            cut must be the loss.
+        cut_list: Variables that each chunk ends with, or names of variables or layers. The last cut must be
+            the loss.
 
     Raises:
         UsageError: A cut is empty, not part of the loss, or behind a later one.

@@ -1,11 +1,11 @@
-"""Balanced cuts of a program: finds pieces of about equal work, from shapes or from measured times.
+"""Balanced cuts of a program: finds chunks of about equal work, from shapes or from measured times.
 
-A pipeline is as fast as its slowest stage. Among the cuts whose slowest piece is within 10 % of the best,
-the one that sends the fewest bytes between stages is chosen. A dynamic program finds it exactly; both
-passes use the same one, `_partition`, with another price.
+A pipeline is as fast as its slowest stage. So the heaviest chunk should be as light as possible. Among the
+cuts whose heaviest chunk is within 10 % of that optimum, the cut that sends the fewest bytes between stages
+is chosen. Both steps are solved exactly by the same dynamic program (`_partition`), with different prices.
 
-In a run with several stages the first step measures (`agree_on_parts`). Shapes alone decide where a plan is
-cut before that.
+In a run with several stages, the first step measures times (`agree_on_parts`). A plan that is cut earlier is
+cut by shapes alone.
 """
 
 import math
@@ -28,27 +28,29 @@ from psfleet.core.runtime.stages import Links, StagePosition, exchange
 
 Floats = NDArray[np.float64]
 _SLACK = 1.1
-"""Factor by which a piece may be heavier than necessary if that saves bytes between stages."""
+"""Factor by which the heaviest chunk may exceed the optimum, to send fewer bytes between stages."""
 
 
 _TIMES = 5, 20
-"""Least and largest number of measurements. The shortest time counts, so that other processes, and work
-that is only done the first time, do not distort it.
+"""Smallest and largest number of measurements.
+
+Only the shortest time is used, so that other processes, and work that is done only the first time, do not
+distort it.
 """
-_ENOUGH = 0.5  # seconds of measured operations after which no more than the least number is done
+_ENOUGH = 0.5  # seconds of measured operations after which no more than the smallest number is done
 
 
 def weight_of(record: Record) -> float:
-    """Estimate the work of a record for one sample from shapes: the size of its parameters and its output.
+    """Estimate the work of a record for one sample: the size of its dense parameters and its output.
 
-    Only used for cuts before anything was measured (see `agree_on_parts`).
+    Used only if nothing was measured (see `agree_on_parts`).
     """
     dense = [v for v in record.inputs if v.parameter is not None and not v.parameter.sparse]
     return float(sum(_size(v) for v in dense) + _size(record.output))
 
 
 def _size(variable: Variable) -> int:
-    """Return the number of values for one sample; unknown extents count as 1."""
+    """Return the number of values for one sample. Unknown extents count as 1."""
     return math.prod(extent or 1 for extent in variable.shape)
 
 
@@ -56,7 +58,7 @@ def records_of(plan: ExecutionPlan, count: int) -> list[Record]:
     """Return the records of the plan's loss, in forward order.
 
     Raises:
-        ConfigError: There are fewer records than `count`, the number of parts to cut.
+        ConfigError: There are fewer records than `count`, the number of chunks to cut.
     """
     loss_records = {r for backward in plan.backwards for r in ancestors([backward.backward.loss])}
     records = [record for record in plan.forward if record in loss_records]
@@ -69,31 +71,30 @@ def records_of(plan: ExecutionPlan, count: int) -> list[Record]:
 
 
 def edges_of(records: Sequence[Record], weights: Sequence[float], count: int) -> list[int]:
-    """Return the edges of `count` parts of about equal work: 0 < ... < the number of records.
+    """Return the edges of `count` chunks of about equal work: 0 < ... < the number of records.
 
     Args:
         records: Records of a loss, in forward order.
         weights: Work of each record, in any unit.
-        count: Number of parts.
+        count: Number of chunks.
     """
     return balanced_edges(weights, _crossing(records), count)
 
 
 def parts_of(plan: ExecutionPlan, edges: Sequence[int]) -> list[list[Record]]:
-    """Return the records of the plan's loss in parts, cut at these edges."""
+    """Return the records of the plan's loss in chunks, cut at these edges."""
     records = records_of(plan, len(edges) - 1)
     return [records[start:end] for start, end in pairwise(edges)]
 
 
 def balanced_parts(plan: ExecutionPlan, count: int) -> list[list[Record]]:
-    """Return the records of the plan's loss in `count` parts of about equal work, estimated from shapes."""
+    """Return the records of the plan's loss in `count` chunks of about equal work, estimated from shapes."""
     records = records_of(plan, count)
     return parts_of(plan, edges_of(records, [weight_of(record) for record in records], count))
 
 
 def _crossing(records: Sequence[Record]) -> list[int]:
-    """Return for each position the number of values, for one sample, that are made before and used after
-    it."""
+    """Return, for each position, how many values per sample are computed before it and used after it."""
     positions = {record.output: i for i, record in enumerate(records)}
     last = {v: i for i, record in enumerate(records) for v in record.inputs if v in positions}
     sizes = np.zeros(len(records) + 1, np.int64)
@@ -103,13 +104,12 @@ def _crossing(records: Sequence[Record]) -> list[int]:
 
 
 def balanced_edges(weights: Sequence[float], crossing: Sequence[int], count: int) -> list[int]:
-    """Return the edges with the least crossing among those whose heaviest part is at most 10 % above the
-    best.
+    """Return edges that send few values, while the heaviest chunk is at most 10 % above the optimum.
 
     Args:
         weights: Work of each operation, in any unit.
-        crossing: Amount of values that cross an edge before each operation, and at the end.
-        count: Number of parts.
+        crossing: Number of values that cross the position before each operation, and the end.
+        count: Number of chunks.
 
     Returns:
         `count` + 1 edges: 0 < ... < len(weights).
@@ -127,18 +127,20 @@ def balanced_edges(weights: Sequence[float], crossing: Sequence[int], count: int
 def _partition(
     total: Floats, count: int, price: Callable[[float, int, int], float]
 ) -> tuple[float, list[int]]:
-    """Return the lowest price of `count` parts and their edges 0 < ... < n, by dynamic programming.
+    """Return the lowest price of `count` chunks and their edges 0 < ... < n, by dynamic programming.
 
     Args:
         total: Cumulative weights, n + 1 values.
-        count: Number of parts.
-        price: Function that gives the price with the part [i, j), from the price of the parts before it.
+        count: Number of chunks.
+        price: Called with the price of the chunks before, i and j. Returns the price including the chunk
+            [i, j).
     """
     length = len(total) - 1
     best = {0: (0.0, [0])}  # by end: lowest price of the parts so far, and their edges
     for part in range(1, count + 1):
         longer: dict[int, tuple[float, list[int]]] = {}
-        # Each part has an operation at least, so room for those still to come must remain behind j.
+        # Each chunk needs at least one operation, so enough operations must remain after j for the later
+        # chunks.
         ends = range(part, length - (count - part) + 1) if part < count else [length]
         for j in ends:
             offers = [
@@ -159,13 +161,13 @@ def agree_on_parts(
     links: Links | None,
     tag: str,
 ) -> list[list[Record]]:
-    """Return the loss's records in `count` parts of about equal time, the same in all stages of a worker.
+    """Return the loss's records in `count` chunks of about equal time, the same in all stages of a worker.
 
     The first stage measures the whole program on one micro-batch, without keeping activations, and sends the
-    edges to the other stages. Only speed depends on the measured times: results are the same for any cut.
+    edges to the other stages. The measured times affect only the speed: results are the same for any cut.
 
     Raises:
-        ConfigError: There are fewer records than parts.
+        ConfigError: There are fewer records than chunks.
     """
     edges_to_tell = []
     if not place.process:
@@ -199,7 +201,7 @@ def _seconds(run: ProgramRun, record: Record, releases: Mapping[Record, list[Any
     needs = run.plan.needs.get(record, ())
     context = Context(run.program, record, needs or (False,) * len(record.inputs))
     inputs = [run.input(variable) for variable in record.needed(any(needs))]
-    # The operation's backward pass runs right here, with a gradient of ones, so that no context is kept.
+    # Run the operation's backward pass at once, with a gradient of ones, so that no context is kept.
     begin = time.perf_counter()
     value = compute(record.op, context, inputs, record.output.dtype)
     if any(needs):

@@ -1,12 +1,12 @@
-"""Training step of a pipelined program, as this process's stage runs it.
+"""Training step of a pipelined program, as the stage of this process runs it.
 
-Every stage runs the same script and gets the same feed. It cuts the feed into micro-batches and computes
-its own chunks of the program. A step, in the thread that trains:
+Every stage runs the same script and gets the same feed. It divides the feed into micro-batches and computes
+its own chunks of the program. These are the phases of a step, in the thread that trains:
 
     ids of all micro-batches -> one pull -> forward and backward passes by schedule -> exchange of results
 
-Gradients of parameters are added up in the order of the micro-batches and divided by their number, so they
-have the same bits on any number of stages and in any schedule. The executor then pushes them; a stage
+Gradients of parameters are added up in the order of the micro-batches and divided by their number. So they
+are bit-identical for any number of stages and any schedule. The executor then pushes them; each stage
 pushes the gradients of its own parameters only.
 """
 
@@ -51,11 +51,11 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         program: Program that trains.
         plan: Plan of this step's results, with one backward pass that has a PipelineSpec.
         feeds: Checked feeds of the whole batch.
-        place, links, number: As for PipelineEngine.
+        place, links, number: Arguments of PipelineEngine.
         meter: Object whose `measure(run)` is called after every operation, or None.
 
     Attributes:
-        values: After `complete`: gradients of this stage's own parameters, and the loss.
+        values: After `complete`, the gradients of this stage's own parameters, and the loss.
     """
 
     _pack = staticmethod(pack)
@@ -96,11 +96,12 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         self._uneven = len(set(self._sizes)) > 1
 
     def complete(self, results: Sequence[Variable]) -> None:
-        """Run all micro-batches forward and back, then share the results among the stages."""
+        """Run all micro-batches forward and back, then exchange the results with the other stages."""
         self._prepare(results)
         self._take_actions()
-        # Servers average over the copies of a stage, so each copy pushes its sum times the number of copies.
-        # Uneven micro-batches were weighted when they were added; even ones share one fraction.
+        # Servers average over the copies of a stage. So each copy pushes its sum times the number of
+        # copies. Micro- batches of different sizes were weighted when they were added. Equal ones all have
+        # the same fraction.
         copies = min(self._place.copies[self._place.stage], len(self._sizes))
         factor = copies * (1.0 if self._uneven else self._fractions[0])
         for leaf, total in self._totals.items():
@@ -111,7 +112,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         self.values[self._backward_pass.loss] = self._results[self._backward_pass.loss]
 
     def result(self, variable: Variable) -> Any:
-        """Return a value for the user. A value that no stage has computed is zeros."""
+        """Return a value for the user. Returns zeros if no stage has computed it."""
         value = self._results.get(variable)
         if value is not None:
             return value
@@ -120,7 +121,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         return np.zeros([extent or 0 for extent in variable.shape], variable.dtype)
 
     def _prepare(self, results: Sequence[Variable]) -> None:
-        """Cut the feed into micro-batches, compute ids, and fetch parameters and rows with one call."""
+        """Divide the feed into micro-batches, compute ids, and pull all parameters and rows with one call."""
         parts = [self._parts[i] for i in self._mine]
         early = {r for part in parts for r in part.early}
         early |= set(ancestors(results)) & set(self._plan.early)
@@ -138,9 +139,9 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         dense = dict.fromkeys(v for part in parts for v in part.dense)
         fetch([v.parameter for v in dense if v.parameter], [(p, flat) for p, _, flat in whole])
         if self._links is not None:
-            # In sync mode the next pull commits this stage's push, and pulls of other stages wait for that. A
-            # stage that has nothing to read would block them, and then wait for their values. So every stage
-            # pulls, even if the pull is empty.
+            # In sync mode, the next pull of a stage also commits its push, and pulls of other stages wait
+            # for that. A stage that reads nothing would block the other stages, and then wait for their
+            # values. So every stage pulls, even if the pull is empty.
             active().pull([])
         weights = {v: v.parameter.numpy() for v in dense if v.parameter}
         for values in self._given:
@@ -149,7 +150,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
             self._distribute_rows(parameter, ids, parameter.lookup(flat))
 
     def _distribute_rows(self, parameter: Parameter, ids: Variable, rows: Array) -> None:
-        """Cut the rows of all micro-batches' ids, fetched as one array, into those of each micro-batch."""
+        """Divide the rows that were pulled for all micro-batches together among the micro-batches."""
         stand_in = self._rows.setdefault(parameter.name, StepRows(parameter))
         start = 0
         for values in self._given:
@@ -159,7 +160,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
             start += micro_ids.size
 
     def _micro_program(self, micro: int) -> Program:
-        """Return the program with another step number for each micro-batch, on which dropout masks depend."""
+        """Return the program with this micro-batch's own step number, so that dropout masks differ."""
         step = self._program.step * len(self._sizes) + micro
         return dataclasses.replace(self._program, step=step)
 
@@ -183,8 +184,8 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         for variable, users in part.gives.items():
             for user in users:
                 self._give("forward", user, micro, run.values[variable], variable.name)
-        # Results are put aside; values for other chunks have been sent. The loss must stay to seed the
-        # backward pass, and a recomputing run decides itself what to drop.
+        # Store results, and drop them here; values for other chunks have been sent. The loss must stay to
+        # start the backward pass. A recomputing run decides itself which values to drop.
         for variable in part.plan.kept:
             if variable in self._plan.kept:
                 self._seen[variable][micro] = run.values[variable]
@@ -218,10 +219,10 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         self._totals[leaf] = gradient if before is None else summed(before, gradient)
 
     def _give(self, way: str, chunk: int, micro: int, value: Gradient | None, name: str) -> None:
-        """Pass a value or gradient on to a chunk of this stage or of another one.
+        """Pass a value or gradient on to a chunk of this stage or of another stage.
 
-        `settled` gives it the layout that a message would, so that its use gives the same bits in either
-        case.
+        `settled` gives the value the memory layout that it would have after a message. So computing with it
+        is bit-identical in both cases.
         """
         stage = self._cut.stage_of(chunk)
         if stage == self._place.stage:
@@ -230,14 +231,14 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
             self._send(way, stage, micro, settled(value), f"{chunk}/{name}")
 
     def _value_from(self, way: str, chunk: int, micro: int, source: int, name: str) -> Any:
-        """Return the value that the chunk `source` has passed on to `chunk`, and wait for it if necessary."""
+        """Return the value that the chunk `source` passes on to `chunk`. Waits until it has arrived."""
         stage = self._cut.stage_of(source)
         if stage == self._place.stage:
             return self._mail.pop((way, chunk, micro, name))
         return self._receive(way, stage, micro, f"{chunk}/{name}")
 
     def _share(self, variable: Variable) -> None:
-        """Make a result known to every stage. Parameters need not be shared: every stage can read them."""
+        """Send a result to every stage. Parameters are not sent, because every stage can read them."""
         if variable in self._feeds:
             self._results[variable] = self._feeds[variable].copy()
         elif variable.value is not None:
@@ -256,7 +257,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
                 self._results[variable] = self._spread_gradient(variable, tellers)
 
     def _owner_of(self, variable: Variable) -> int:
-        """Return the chunk that makes a value, or in which a leaf's gradient is complete."""
+        """Return the chunk that computes a value, or that has the complete gradient of a leaf."""
         leaves = [
             leaf for leaf, gradient in self._backward_pass.gradients.items() if gradient is variable
         ]
@@ -270,9 +271,10 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         )
 
     def _spread_values(self, variable: Variable, tellers: Sequence[int]) -> Array:
-        """Send all processes a result of each micro-batch, and return the result of the batch.
+        """Exchange a result of each micro-batch among all processes, and return the result of the batch.
 
-        Copies of a stage take micro-batches in turn: number m is in copy m % copies, at index m // copies.
+        Copies of a stage process micro-batches in turn: micro-batch m is in copy m % copies, at index m //
+        copies.
         """
         by_micro = self._seen.get(variable, {})
         own_values = [by_micro[micro] for micro in sorted(by_micro)]
@@ -281,7 +283,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         return combine(variable, values, self._fractions)
 
     def _spread_gradient(self, variable: Variable, tellers: Sequence[int]) -> Gradient | None:
-        """Send all processes a leaf's gradient, and return its mean over the copies that have computed it."""
+        """Exchange a leaf's gradient among all processes. Returns the mean over the copies of its stage."""
         own_gradient = pack(self.values.get(variable))
         by_copy = self._exchange(f"gradient/{variable.name}", tellers, own_gradient)
         parts = [part for part in map(unpack, by_copy) if part is not None]
@@ -303,7 +305,7 @@ def pipelined_step(
         program: Program that trains.
         plan: Plan of the step.
         feeds: Checked feeds of the whole batch.
-        results: Variables to fetch, which every stage gets.
+        results: Variables to fetch. Every stage gets them.
         meter: Object whose `measure(run)` is called after every operation, or None.
     """
     position = ways.here()
@@ -322,8 +324,7 @@ def settle_parts(
     place: StagePosition,
     far: Links | None,
 ) -> None:
-    """Measure in the first step where to cut, unless the script has named its cuts. All stages must call
-    it."""
+    """Measure in the first step where to cut, unless the script has given cuts. All stages must call this."""
     spec: PipelineSpec = plan.backwards[0].backward.pipeline
     count = max(spec.stages, place.stages)
     if spec.parts is None and count > 1:
@@ -340,14 +341,14 @@ def _scaled(gradient: Gradient, factor: float) -> Gradient:
 
 
 class _LiveActivations:
-    """Combines the runs of all micro-batches that are alive into one, for a meter to measure."""
+    """Presents the runs of all micro-batches that are in memory as a single run, for a meter."""
 
     def __init__(self, meter: Any, runs: Mapping[tuple[int, int], ChunkRun]) -> None:
         self._meter = meter
         self._runs = runs
 
     def measure(self, run: ProgramRun) -> None:
-        """Let the meter measure all runs, after an operation of one of them."""
+        """Measure all runs. Called after an operation of any run."""
         self._meter.measure(self)
 
     @property
