@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from psfleet import optimizer
+from psfleet.core.base.errors import IdError, UsageError
 from psfleet.core.engine import rules
 from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.engine.schema.table import DecaySpec, InitializerSpec
 from psfleet.core.graph.parameters.parameter import Parameter
-from psfleet.core.graph.parameters.table_kind import Placement, placement_of, reach
+from psfleet.core.graph.parameters.table_kind import LazyBinding, Placement, placement_of, reach
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 
 pytestmark = pytest.mark.quick
@@ -164,3 +165,21 @@ def test_lookahead_of_rows_that_have_gone(fleet: EmbeddedRuntime) -> None:
     state = opt.state_dict()
     assert state["w.slow_ids"].tolist() == [1, 2]
     np.testing.assert_array_equal(state["w.slow"], w.lookup(np.array([1, 2])))
+
+
+def test_a_read_that_fails_leaves_the_parameter_bound() -> None:
+    """A table that cannot be made, or an id that is out of range, raises its error again at the next read.
+    Else that would return the parameter's first value in silence."""
+
+    def refuse(parameter: Parameter) -> None:
+        raise UsageError(f"there is no memory for {parameter.name}")
+
+    parameter = Parameter("unbound", shape=(3, 1), sparse=True)
+    parameter.binding = LazyBinding(refuse, early=True)
+    for read in (lambda: parameter.lookup(np.array([1])), parameter.numpy) * 2:
+        with pytest.raises(UsageError, match="no memory for unbound"):
+            read()
+    parameter.binding = lazy = LazyBinding(lambda parameter: None, early=True)
+    with pytest.raises(IdError, match="id 3"):
+        parameter.lookup(np.array([3]))
+    assert parameter.binding is lazy

@@ -178,13 +178,15 @@ class LazyBinding:
         # Without a binding, a parameter returns its own value. `bind` fills the new table with that value.
         # A parameter that gets no table yet also returns its own value in the block, and gets this binding
         # back below.
-        for parameter in parameters:
-            parameter.binding = None
-            if self._early or runtime.server_num or key_of(parameter.name) in runtime.specs():
-                self._bind(parameter)
-        yield
-        for parameter in parameters:
-            parameter.binding = parameter.binding or self
+        try:
+            for parameter in parameters:
+                parameter.binding = None
+                if self._early or runtime.server_num or key_of(parameter.name) in runtime.specs():
+                    self._bind(parameter)
+            yield
+        finally:
+            for parameter in parameters:
+                parameter.binding = parameter.binding or self
 
 
 class AveragedBinding:

@@ -141,8 +141,12 @@ class Http2Client:
 
     def forget_idle(self) -> None:
         """Close the connections that carry no call at present."""
+        idle: list[ClientConnection] = []
         with self._lock:
-            idle, self.idle = self.idle, []
+            # `begin` pops without the lock. Pop here too, so that a connection is never both used and closed.
+            with contextlib.suppress(IndexError):
+                while True:
+                    idle.append(self.idle.pop())
             self._open.difference_update(idle)
         for connection in idle:
             connection.say_goodbye(0, ErrorCode.NO_ERROR, "")
