@@ -45,7 +45,7 @@ _UNUSED = ("scipy", "cffi")
 def main(load: str | None, insecure: bool, **options: str | None) -> None:
     """Hold one shard of the parameters until every worker has left.
 
-    What is not given comes from the environment: PSFLEET_RANK, PSFLEET_SERVERS, PSFLEET_WORKERS,
+    Options that are not given come from the environment: PSFLEET_RANK, PSFLEET_SERVERS, PSFLEET_WORKERS,
     PSFLEET_READY_FILE, PSFLEET_DEVICE. Credentials for TCP are in the folder that PSFLEET_TLS names.
     """
     variables = {_OPTIONS[name]: text for name, text in options.items() if text is not None}

@@ -47,9 +47,8 @@ class SnapshotMarks:
         self.state_at: StateAt = lambda number, is_stuck: b""
         self.newest: tuple[str, int] | None = None
         self._fleet = fleet
-        self._lasts: dict[
-            int, int
-        ] = {}  # by snapshot that may become complete, the last push in it
+        # For each snapshot that may become complete, the last push in it.
+        self._lasts: dict[int, int] = {}
         self._keeps = False
         self._hearing = threading.Lock()  # held while a thread begins to take part in a snapshot
         self._threads: list[threading.Thread] = []
@@ -57,7 +56,7 @@ class SnapshotMarks:
         self._news = ServiceThread(self._listen, "snapshot news")
         # True if the script of any worker waits for the last announced snapshot.
         self._script_waits = False
-        # Time after which this script's present wait can only be caused by such a worker, or infinity.
+        # Time from which on this script counts as stuck while `_script_waits`, or infinity.
         self._stuck_from = math.inf
 
     def start(self) -> None:
@@ -69,8 +68,8 @@ class SnapshotMarks:
         """Context in which the script waits for all workers, or for a snapshot.
 
         Args:
-            seconds: Time after which the wait must be caused by a worker that itself waits for a snapshot, if
-                there is such a worker.
+            seconds: Seconds after which the script counts as stuck if the script of some worker waits for a
+                snapshot: no collective ends meanwhile.
         """
         self._stuck_from = time.monotonic() + seconds
         try:

@@ -83,7 +83,7 @@ class _PartInProgress:
 
 
 class SnapshotWriter:
-    """Writes the files of snapshots. Any thread may call; the one that has an outcome calls the callbacks.
+    """Writes the files of snapshots. Thread-safe; callbacks run in the thread that produces the outcome.
 
     Attributes:
         tell: Shows a line on the console: once when files cannot be written, and not again until one was.

@@ -180,7 +180,7 @@ class SettleCuts:
 class AnnounceSnapshot:
     """Instruction to announce a snapshot to all workers, at once and with their heartbeats.
 
-    None ends that.
+    If `number` is None, the announcement ends.
     """
 
     number: int | None

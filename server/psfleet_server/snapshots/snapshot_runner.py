@@ -59,7 +59,7 @@ class SnapshotTicket(Future[tuple[int, str]]):
     """Handle of a requested snapshot. Its result is the snapshot's number and path."""
 
     def fail(self, error: PsfleetError) -> None:
-        """Set the error because of which there is no snapshot."""
+        """End the request with an error. There is no snapshot."""
         self.set_exception(error)
 
 
