@@ -1,8 +1,8 @@
-"""The path of one operation through psfleet: its Python calls and source files, both ends in this process.
+"""Counts the Python calls and source files of one operation, with server and worker in this process.
 
-One server and one worker, tensors in shared memory, after a warm-up: a pull and a push of 8 ids, a step of
-a torch model with two layers, a snapshot of 200 rows; and the launcher of a script of one line. Counts are
-medians for each function, so that threads that work beside an operation do not count.
+One server and one worker, tensors in shared memory, after a warm-up: a pull and a push of 8 ids, a step of a
+torch model with two layers, a snapshot of 200 rows. And the launcher with a one-line script. Counts are
+medians for each function, so that other threads' occasional calls are left out.
 """
 
 import contextlib
@@ -30,19 +30,19 @@ _LAUNCHED = "PSFLEET_CALL_PATH"
 
 
 class Recorder:
-    """A profiler of all threads that counts calls of functions of psfleet."""
+    """Profiler of all threads that counts calls of psfleet's functions."""
 
     def __init__(self) -> None:
         self.calls: list[CodeType] = []
         self._own: dict[CodeType, bool] = {}
 
     def start(self) -> None:
-        """Count from now on, also in threads that begin later."""
+        """Count from now on, also in threads that start later."""
         threading.setprofile(self._on_event)
         sys.setprofile(self._on_event)
 
     def stop(self) -> None:
-        """Count no more in this thread, nor in new ones."""
+        """Stop counting, in this thread and in new ones."""
         threading.setprofile(None)
         sys.setprofile(None)
 
@@ -50,23 +50,23 @@ class Recorder:
         if event != "call":
             return
         code = frame.f_code
-        own = self._own.get(code)
-        if own is None:
+        is_ours = self._own.get(code)
+        if is_ours is None:
             path = Path(code.co_filename)
-            own = code.co_name != "<module>" and path.is_absolute() and _first(path) is not None
-            self._own[code] = own
-        if own:
+            is_ours = code.co_name != "<module>" and path.is_absolute() and _first(path) is not None
+            self._own[code] = is_ours
+        if is_ours:
             self.calls.append(code)
 
     def settled(self) -> None:
-        """Wait until no thread calls anything any more."""
+        """Wait until no thread makes calls."""
         known = -1
         while known != len(self.calls):
             known = len(self.calls)
             time.sleep(QUIET)
 
     def measured(self, operation: Callable[[], Any], runs: int) -> dict[CodeType, int]:
-        """Calls of each function in one operation, in the order in which they come first."""
+        """Return the number of calls of each function in one operation, in the order of the first calls."""
         counts: list[Counter[CodeType]] = []
         order: dict[CodeType, None] = {}
         for _ in range(runs):
@@ -76,12 +76,14 @@ class Recorder:
             self.settled()
             counts.append(Counter(self.calls))
             order.update(dict.fromkeys(self.calls))
-        medians = {code: int(statistics.median(one[code] for one in counts)) for code in order}
+        medians = {
+            code: int(statistics.median(counter[code] for counter in counts)) for code in order
+        }
         return {code: count for code, count in medians.items() if count}
 
 
 def totals(stations: list[dict[str, Any]]) -> dict[str, int]:
-    """Calls, distinct functions and distinct files."""
+    """Return the numbers of calls, of distinct functions and of distinct files."""
     return {
         "calls": sum(station["calls"] for station in stations),
         "functions": len(stations),
@@ -90,7 +92,7 @@ def totals(stations: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def stations_of(counts: dict[CodeType, int]) -> list[dict[str, Any]]:
-    """The table of an operation."""
+    """Return the rows of the table for an operation."""
     return [
         {"function": code.co_qualname, "file": _short(code.co_filename), "calls": count}
         for code, count in counts.items()
@@ -98,26 +100,26 @@ def stations_of(counts: dict[CodeType, int]) -> list[dict[str, Any]]:
 
 
 def _first(path: Path) -> int | None:
-    """The place in a path of the package of psfleet that the file is in; None: it is in none."""
+    """Return the index of psfleet's package in a file's path, or None outside psfleet."""
     parts = path.parts
-    return max((place for place, part in enumerate(parts[:-1]) if part in PACKAGES), default=None)
+    return max((index for index, part in enumerate(parts[:-1]) if part in PACKAGES), default=None)
 
 
 def _short(path: str) -> str:
-    """The path of a source file from its package on."""
+    """Return the path of a source file, beginning with its package."""
     return "/".join(Path(path).parts[_first(Path(path)) :])
 
 
 @contextlib.contextmanager
 def fleet_here(folder: Path) -> Iterator[Any]:
-    """A client of a server whose threads are in this process."""
+    """Yield a client of a server whose threads run in this process."""
     import psfleet
     from psfleet.core.base.settings.environment import Environment
     from psfleet_server.process import Server
 
     endpoint = f"unix:{folder}/server"
     with Server(Environment("server", 0, (endpoint,), 1)):
-        # The client has the seat of the process, so that psfleet.torch shares it.
+        # The client registers as the process's worker, so that psfleet.torch shares it.
         os.environ.update(
             PSFLEET_ROLE="worker", PSFLEET_RANK="0", PSFLEET_SERVERS=endpoint, PSFLEET_WORKERS="1"
         )
@@ -126,7 +128,7 @@ def fleet_here(folder: Path) -> Iterator[Any]:
 
 
 def operations(client: Any, folder: Path) -> dict[str, Callable[[], Any]]:
-    """What is measured, once it is warm."""
+    """Return the operations to measure, by name."""
     import psfleet
 
     table = client.sparse_table("rows", DIM, psfleet.optimizer.Adam(1e-3))
@@ -147,7 +149,7 @@ def operations(client: Any, folder: Path) -> dict[str, Callable[[], Any]]:
 
 
 def torch_step() -> Callable[[], Any]:
-    """Make a model of an embedding and a linear layer; returns its backward and step."""
+    """Make a model of an embedding and a linear layer. Returns a function that makes a training step."""
     import torch
 
     import psfleet.torch as pst
@@ -170,26 +172,26 @@ def torch_step() -> Callable[[], Any]:
 
 
 def launcher(folder: Path) -> list[dict[str, Any]]:
-    """The stations of the launcher, which counts its own calls in a process of its own."""
+    """Return the calls of the launcher, which counts its own calls in a separate process."""
     script = folder / "script.py"
     script.write_text(
         "import psfleet; psfleet.connect().dense_table('w', [0.0], psfleet.optimizer.SGD())\n"
     )
-    found = folder / "launcher.json"
+    counts_file = folder / "launcher.json"
     subprocess.run(
         [sys.executable, __file__, str(script)],
         check=True,
         stdout=subprocess.DEVNULL,
-        env={**os.environ, _LAUNCHED: str(found)},
+        env={**os.environ, _LAUNCHED: str(counts_file)},
         cwd=folder,
         timeout=300,
     )
-    stations: list[dict[str, Any]] = json.loads(found.read_text())
+    stations: list[dict[str, Any]] = json.loads(counts_file.read_text())
     return stations
 
 
 def count_launcher(path: Path, script: str) -> None:
-    """Launch the script, and write which functions were called how often."""
+    """Launch the script, and write the number of calls of each function."""
     recorder = Recorder()
     from psfleet_launch.__main__ import main as launch
 
@@ -204,8 +206,8 @@ def count_launcher(path: Path, script: str) -> None:
 
 
 def here(names: list[str], folder: Path, runs: int) -> dict[str, list[dict[str, Any]]]:
-    """The stations of the operations with these names."""
-    found = {}
+    """Return the calls of the operations with these names."""
+    stations_by_name = {}
     recorder = Recorder()
     recorder.start()
     try:
@@ -215,10 +217,10 @@ def here(names: list[str], folder: Path, runs: int) -> dict[str, list[dict[str, 
                 if name in names and (name != "torch" or torch_missing() is None):
                     operation = torch_step() if name == "torch" else known[name]
                     recorder.measured(operation, 3)  # warm-up
-                    found[name] = stations_of(recorder.measured(operation, runs))
+                    stations_by_name[name] = stations_of(recorder.measured(operation, runs))
     finally:
         recorder.stop()
-    return found
+    return stations_by_name
 
 
 def main() -> None:
@@ -229,16 +231,16 @@ def main() -> None:
     names = options.only.split(",")
     report = Report("call_path", "Python calls of one operation, both ends")
     with tempfile.TemporaryDirectory() as folder:
-        found = here(names, Path(folder), 4 * options.runs + 1)
+        stations_by_name = here(names, Path(folder), 4 * options.runs + 1)
         if "launch" in names:
-            found["launch"] = launcher(Path(folder))
+            stations_by_name["launch"] = launcher(Path(folder))
     if "torch" in names and (missing := torch_missing()):
         report.skipped["torch"] = missing
-    measured = [name for name in names if name in found]
-    report.rows += [{"operation": name, **totals(found[name])} for name in measured]
+    measured = [name for name in names if name in stations_by_name]
+    report.rows += [{"operation": name, **totals(stations_by_name[name])} for name in measured]
     if options.stations:
         for name in measured:
-            report.rows += [{f"of {name}": s.pop("function"), **s} for s in found[name]]
+            report.rows += [{f"of {name}": s.pop("function"), **s} for s in stations_by_name[name]]
     finish(report, options.json)
 
 

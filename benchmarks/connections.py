@@ -1,7 +1,7 @@
-"""How many calls one server answers with 4, 16 and 64 connections: where its Python limits, under one GIL.
+"""Calls per second at one server with 4, 16 and 64 connections: the limit of Python under one GIL.
 
-Each connection is a worker's, which pulls and pushes 8 ids and 64 dense values and waits for the answer. Two
-processes hold the connections, one thread for each.
+Each connection belongs to a worker, which pulls and pushes 8 ids and 64 dense values and waits for the reply.
+Two processes hold the connections, with one thread for each.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ DIM, IDS, ROWS, PROCESSES = 16, 8, 100_000, 2
 
 
 def work(first: int, count: int) -> None:
-    """So many workers, each with a connection of its own."""
+    """Run `count` workers, each with its own connection."""
     import psfleet
     from psfleet.core.base.settings.environment import read_environment
 
@@ -33,13 +33,13 @@ def work(first: int, count: int) -> None:
         for number in range(count)
     ]
 
-    def steps(client: Client, number: int, wanted: int) -> None:
+    def steps(client: Client, number: int, step_count: int) -> None:
         adam = psfleet.optimizer.Adam(1e-3)
         sparse = client.sparse_table("rows", DIM, adam)
         dense = client.dense_table("bias", np.zeros(64), adam)
         dice = np.random.default_rng(first + number)
         rows, slope = np.full((IDS, DIM), 0.01, np.float32), np.full(64, 0.01, np.float32)
-        for _ in range(wanted):
+        for _ in range(step_count):
             ids = dice.choice(ROWS, IDS, replace=False)
             client.pull({sparse: ids, dense: None})
             client.push({sparse: (ids, rows), dense: slope})
@@ -47,8 +47,8 @@ def work(first: int, count: int) -> None:
 
     def turn(number: int) -> None:
         threads = [
-            threading.Thread(target=steps, args=(client, place, 20))
-            for place, client in enumerate(clients)
+            threading.Thread(target=steps, args=(client, index, 20))
+            for index, client in enumerate(clients)
         ]
         for thread in threads:
             thread.start()
@@ -69,21 +69,21 @@ def main() -> None:
             crew = many_workers(stack, __file__, connections, PROCESSES, fleet.endpoints)
             subject = Crew("one server", [fleet.processes[0].pid], crew)
             turns = max((options.steps or 3200) // (20 * connections), 1)
-            [found] = in_turn([subject], warm=1, steps=turns, runs=options.runs).values()
-            report.rows.append(row(connections, found, turns * 20 * connections))
+            [summary] = in_turn([subject], warm=1, steps=turns, runs=options.runs).values()
+            report.rows.append(row(connections, summary, turns * 20 * connections))
     finish(report, options.json)
 
 
-def row(connections: int, found: Any, steps: int) -> dict[str, Any]:
+def row(connections: int, summary: Any, steps: int) -> dict[str, Any]:
     return {
         "connections": connections,
-        "steps / s": steps / found.wall,
-        "server's CPU us / step": found.parts["servers"] / steps * 1e6,
-        "server's cores": found.parts["servers"] / found.wall,
-        "workers' CPU us / step": found.parts["workers"] / steps * 1e6,
-        "CPU spread": found.cpu_spread,
-        "others' cores": found.others,
-        "runs": found.runs,
+        "steps / s": steps / summary.wall,
+        "server's CPU us / step": summary.parts["servers"] / steps * 1e6,
+        "server's cores": summary.parts["servers"] / summary.wall,
+        "workers' CPU us / step": summary.parts["workers"] / steps * 1e6,
+        "CPU spread": summary.cpu_spread,
+        "others' cores": summary.others,
+        "runs": summary.runs,
     }
 
 

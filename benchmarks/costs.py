@@ -1,7 +1,7 @@
-"""What a call, an id and a byte cost: the figures that docs/scaling.md reckons with.
+"""Costs of a call, an id and a byte: the figures that docs/scaling.md uses.
 
-One worker, 2 servers, async, tables of 2 M rows; every cost is CPU of worker and servers together,
-from the difference between runs of two sizes. An "id" is one distinct id of a step, pulled and
+One worker, 2 servers, async, tables of 2 M rows. Every cost is CPU time of worker and servers together,
+computed from the difference between runs of two sizes. An "id" is one distinct id of a step, pulled and
 pushed: dim 16, Adam.
 """
 
@@ -19,7 +19,7 @@ SMALL, LARGE = 16, 32_768
 
 
 def work(kind: str, size: int) -> None:
-    """A worker that pulls and pushes `size` distinct ids, or values of a dense table, a step."""
+    """Run a worker that pulls and pushes `size` distinct ids, or values of a dense table, in each step."""
     import psfleet
 
     with psfleet.connect() as ps:
@@ -64,18 +64,19 @@ def main() -> None:
                 for kind, size in cases
             ]
             steps = options.steps or 30
-            found = in_turn(crews, warm=10, steps=steps, runs=options.runs)
-        report.rows.append(row(name, found, steps))
+            summaries = in_turn(crews, warm=10, steps=steps, runs=options.runs)
+        report.rows.append(row(name, summaries, steps))
     finish(report, options.json)
 
 
-def row(name: str, found: dict[str, Summary], steps: int) -> dict[str, Any]:
+def row(name: str, summaries: dict[str, Summary], steps: int) -> dict[str, Any]:
     call, ids, small, large = (
-        found[key].cpu / steps * 1e6
+        summaries[key].cpu / steps * 1e6
         for key in (f"sparse {SMALL}", f"sparse {LARGE}", "dense 16", f"dense {LENGTH}")
     )
     servers = [
-        found[key].parts["servers"] / steps * 1e6 for key in (f"sparse {SMALL}", f"sparse {LARGE}")
+        summaries[key].parts["servers"] / steps * 1e6
+        for key in (f"sparse {SMALL}", f"sparse {LARGE}")
     ]
     return {
         "way": name,
@@ -84,7 +85,7 @@ def row(name: str, found: dict[str, Summary], steps: int) -> dict[str, Any]:
         "ns / id": (ids - call) / LARGE * 1e3,
         "of it server ": (servers[1] - servers[0]) / LARGE * 1e3,
         "dense CPU-s / GB": (large - small) / (LENGTH * 8) * 1e3,
-        "others' cores": max(summary.others for summary in found.values()),
+        "others' cores": max(summary.others for summary in summaries.values()),
     }
 
 

@@ -1,4 +1,4 @@
-"""The synthetic batches that every contender gets: the same seeds give the same bytes."""
+"""Synthetic batches for all contenders. The same seeds give the same bytes."""
 
 from functools import cache
 
@@ -33,7 +33,7 @@ Floats = NDArray[np.float32]
 
 
 def batches_w1(count: int, seed: int, ids: int = W1_IDS, batch: int = W1_BATCH) -> list[Ids]:
-    """W1: `count` batches of int64 [65,536], or [batch], Zipf(1.05) over `ids` ids."""
+    """Return `count` batches of W1: int64 [65,536], or [batch], Zipf(1.05) over `ids` ids."""
     rng = np.random.default_rng(seed)
     return [_zipf(rng, ids, (batch,)) * _SCATTER % ids for _ in range(count)]
 
@@ -41,9 +41,13 @@ def batches_w1(count: int, seed: int, ids: int = W1_IDS, batch: int = W1_BATCH) 
 def batches_w3(
     count: int, seed: int, ids: int = W3_IDS, batch: int = W3_BATCH
 ) -> list[tuple[Ids, Floats, Floats]]:
-    """W3: `count` batches: ids int64 [2048, 26], numbers float32 [2048, 13], labels [2048, 1].
+    """Return `count` batches of W3: ids int64 [2048, 26], numbers float32 [2048, 13], labels [2048, 1].
 
-    ids: How many there are. batch: Samples, if not 2048.
+    Args:
+        count: Number of batches.
+        seed: Seed of the batches.
+        ids: Number of distinct ids.
+        batch: Number of samples of a batch.
     """
     rng = np.random.default_rng(seed)
     fields = np.arange(FIELDS, dtype=np.int64) * 99_991 * 7

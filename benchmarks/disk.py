@@ -1,13 +1,13 @@
-"""Tables larger than memory: rows on disk, of which a part is in memory, beside all of them in memory.
+"""Tables larger than memory: rows on disk, with a part of them in memory, compared with all rows in memory.
 
     python benchmarks/disk.py [--rows 4000000] [--share 0.1] [--scattered]
 
 - Tables: pulls and pushes of the distinct ids of 65,536 Zipf(1.05) ids, rows of 16 under Adam, in one
-  process: in memory, on disk with so large a share of the rows in memory, and in RocksDB through rocksdict
-  (pip), with a cache of that size, which reads and writes rows of 192 bytes without any rule. Rows come
-  first in the order of how frequent they are; --scattered: in any order.
-- W1 and W3 with two servers and one worker, as benchmarks/w1_sparse.py and w3_ctr.py have them, with rows on
-  disk and in memory in turn.
+  process. Three variants: in memory; on disk, with the fraction --share of the rows in memory; and in RocksDB
+  through rocksdict (pip), with a cache of the same size, which reads and writes rows of 192 bytes without any
+  optimizer. Rows are inserted in descending order of frequency, or with --scattered in random order.
+- W1 and W3 with two servers and one worker, as in benchmarks/w1_sparse.py and w3_ctr.py, with rows on disk
+  and in memory in turn.
 """
 
 import contextlib
@@ -42,12 +42,12 @@ Step = Callable[[Ids], None]
 
 
 def table_steps(kind: str, rows: int, share: float, folder: str) -> tuple[Step, Step, Any]:
-    """Pull and push of a table of psfleet, and the table."""
+    """Return functions that pull from and push to a table of psfleet, and the table."""
     index = rows * ROW_BYTES * 5 // 4  # what a table without more ids may reserve ahead
     host = MemoryBudget(limit=int(index + rows * ROW * share) if kind == "disk" else None)
     spec = TableSpec("t", "sparse", (DIM,), Adam(), seed=1)
-    own = MemoryBudget(folder=folder)
-    table = SparseTable(spec, budget=host, device=kind, device_budget=own)  # type: ignore[arg-type]
+    device_budget = MemoryBudget(folder=folder)
+    table = SparseTable(spec, budget=host, device=kind, device_budget=device_budget)  # type: ignore[arg-type]
     out = np.empty((W1_BATCH, DIM), np.float32)
     gradients = np.full((W1_BATCH, DIM), 0.01, np.float32)
     return (
@@ -58,7 +58,7 @@ def table_steps(kind: str, rows: int, share: float, folder: str) -> tuple[Step, 
 
 
 def rocks_steps(rows: int, share: float, folder: str) -> tuple[Step, Step, Any]:
-    """The same of RocksDB, whose values are rows with their state."""
+    """Return the same functions for RocksDB, whose values are rows with their optimizer state."""
     from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch
 
     blocks, options = BlockBasedOptions(), Options(raw_mode=True)
@@ -84,7 +84,7 @@ def rocks_steps(rows: int, share: float, folder: str) -> tuple[Step, Step, Any]:
 
 def measure(kind: str, rows: int, share: float, scattered: bool, steps: int, folder: str) -> None:
     """Print the figures of one table as JSON."""
-    make = rocks_steps if kind == "rocksdict" else lambda *rest: table_steps(kind, *rest)
+    make = rocks_steps if kind == "rocksdict" else lambda *sizes: table_steps(kind, *sizes)
     pull, push, table = make(rows, share, folder)
     random = np.random.default_rng(1)
     order = random.permutation(rows) if scattered else np.arange(rows)
@@ -121,7 +121,7 @@ def measure(kind: str, rows: int, share: float, scattered: bool, steps: int, fol
 
 
 def idle_server() -> int:
-    """Memory of a server that has no table, as it counts it itself."""
+    """Return the memory of a server without tables, as the server measures it."""
     code = (
         "from psfleet_server.process import warm_up; from psfleet.core.base.memory import resident; "
         "warm_up(); print(resident())"
@@ -130,7 +130,7 @@ def idle_server() -> int:
 
 
 def jobs(options: Any, report: Report, rows: int) -> None:
-    """W1 and W3, in memory and on disk."""
+    """Measure W1 and W3, in memory and on disk."""
     idle = idle_server()
     for script, count, program in (
         ("w1_sparse.py", rows + 500_000, [str(rows), "100"]),  # it brings more ids
@@ -146,18 +146,18 @@ def jobs(options: Any, report: Report, rows: int) -> None:
                 stack.enter_context(psfleet_crew("disk", words, variables=on_disk)),
             ]
             steps = options.steps or (5 if options.short else 20)
-            found = in_turn(crews, warm=40, steps=steps, runs=options.runs)
-        wall = found["memory"].wall
+            summaries = in_turn(crews, warm=40, steps=steps, runs=options.runs)
+        wall = summaries["memory"].wall
         report.rows += [
             {
                 "job": script[:2],
                 "rows": name,
-                "steps / s": steps / one.wall,
-                "of memory": wall / one.wall,
-                "CPU ms / step": one.cpu / steps * 1e3,
-                **one.noise,
+                "steps / s": steps / summary.wall,
+                "of memory": wall / summary.wall,
+                "CPU ms / step": summary.cpu / steps * 1e3,
+                **summary.noise,
             }
-            for name, one in found.items()
+            for name, summary in summaries.items()
         ]
 
 
@@ -177,13 +177,13 @@ def main() -> None:
             continue
         folder = tempfile.mkdtemp(dir=options.folder)
         try:
-            what = [kind, rows, options.share, int(options.scattered), steps, folder]
-            command = [sys.executable, __file__, "--measure", *map(str, what)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                report.skipped[kind] = done.stderr.strip().splitlines()[-1]
+            job_arguments = [kind, rows, options.share, int(options.scattered), steps, folder]
+            command = [sys.executable, __file__, "--measure", *map(str, job_arguments)]
+            process = subprocess.run(command, capture_output=True, text=True, check=False)
+            if process.returncode:
+                report.skipped[kind] = process.stderr.strip().splitlines()[-1]
                 continue
-            report.rows.append({"table": kind, **json.loads(done.stdout)})
+            report.rows.append({"table": kind, **json.loads(process.stdout)})
         finally:
             shutil.rmtree(folder)
     jobs(options, report, rows)

@@ -1,9 +1,9 @@
-"""Steps per second where workers and servers are far apart, by mode, beside one call in flight.
+"""Steps per second when workers and servers are far apart, for each mode, compared with one call in flight.
 
-A relay between them stands for the network, since a kernel may have no netem: of each worker and direction
-it delays the bytes, and lets them through at most so fast. A lost packet of 1,448 bytes comes a round trip
-later, and with it all bytes behind it on its connection, as with TCP's fast retransmit; congestion windows do
-not shrink. `ideal` is a step that takes one round trip and the time of its bytes.
+A relay between them simulates the network, because a kernel may not have netem. For each worker and direction
+it delays the bytes and limits their rate. A lost packet of 1,448 bytes arrives a round trip later, and so do
+all bytes after it on its connection, as with TCP's fast retransmit. Congestion windows do not shrink. `ideal`
+is a step that takes one round trip and the transfer time of its bytes.
 """
 
 import asyncio
@@ -38,7 +38,13 @@ READ = 64 << 10
 
 @dataclass(frozen=True)
 class Network:
-    """Between a worker and the servers. `trip`: seconds there and back; `rate`: bytes a second, 0: any."""
+    """Simulated network between a worker and the servers.
+
+    Attributes:
+        trip: Seconds of a round trip.
+        loss: Fraction of lost packets.
+        rate: Bytes per second, or 0 for no limit.
+    """
 
     trip: float
     loss: float = 0.0
@@ -56,7 +62,14 @@ NETWORKS = {
 
 @dataclass(frozen=True)
 class Contender:
-    """How a job trains. `ahead`: it reads the rows of the next step while it works on this one."""
+    """Configuration of a job.
+
+    Attributes:
+        consistency: Consistency mode.
+        servers: Number of servers.
+        ahead: True to read the rows of the next step during the present step.
+        wire: Compression on the wire, or None for none.
+    """
 
     consistency: ConsistencySettings
     servers: int = 2
@@ -79,7 +92,7 @@ CONTENDERS = {
 
 
 class Direction:
-    """All bytes of one worker in one direction."""
+    """Delayed bytes of one worker in one direction."""
 
     def __init__(self, network: Network, seed: int) -> None:
         self._network = network
@@ -87,7 +100,7 @@ class Direction:
         self._dice = random.Random(seed)
 
     def due(self, size: int, after: float) -> float:
-        """When so many bytes arrive, of a connection whose bytes before them arrive `after`."""
+        """Return the arrival time of `size` bytes. Earlier bytes of the connection arrive at time `after`."""
         network, now = self._network, time.monotonic()
         if network.rate:
             self._free = now = max(now, self._free) + size / network.rate
@@ -96,7 +109,7 @@ class Direction:
         return max(after, now + network.trip * (1.5 if lost else 0.5))
 
     async def carry(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        """Carry one connection's bytes to its other end."""
+        """Carry the bytes of one connection to its other end."""
         on_the_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         delivery = asyncio.create_task(_deliver(on_the_way, target))
         due = 0.0
@@ -124,7 +137,7 @@ async def _deliver(
 
 
 async def _listen(network: Network, addresses: dict[str, list[int]]) -> list[asyncio.Server]:
-    """Take connections at the same ports of these addresses, one for each worker."""
+    """Accept connections at the same ports of these addresses. Each worker uses one address."""
     listeners = []
     for seed, (address, ports) in enumerate(addresses.items()):
         ways = Direction(network, 2 * seed), Direction(network, 2 * seed + 1)
@@ -146,7 +159,7 @@ async def _listen(network: Network, addresses: dict[str, list[int]]) -> list[asy
 
 @contextlib.contextmanager
 def relay(network: Network, addresses: dict[str, list[int]]) -> Iterator[None]:
-    """A thread with the network."""
+    """Context in which a thread simulates the network."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -161,14 +174,14 @@ def relay(network: Network, addresses: dict[str, list[int]]) -> Iterator[None]:
 
 
 async def _end() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
+    tasks_to_end = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks_to_end:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.gather(*tasks_to_end, return_exceptions=True)
 
 
 def train(runtime: ModeSwitchRuntime, steps: int, ahead: bool, began: Callable[[], None]) -> None:
-    """Steps of one worker; those before `began` do not count."""
+    """Make the steps of one worker. `began` is called after the warm-up, where the measurement starts."""
     dice = np.random.default_rng(runtime.worker_index)
     batches = dice.integers(0, ROWS, (steps + 5, IDS))
     gradient = np.full((IDS, DIM), 0.01, np.float32)
@@ -190,7 +203,7 @@ def train(runtime: ModeSwitchRuntime, steps: int, ahead: bool, began: Callable[[
 
 
 def measure(contender: Contender, network: Network, steps: int) -> float:
-    """Steps per second of all workers."""
+    """Return the steps per second of all workers."""
     times: list[float] = []
 
     def work(environment: Environment) -> None:
@@ -201,14 +214,16 @@ def measure(contender: Contender, network: Network, steps: int) -> float:
         runtime.close()
 
     with LocalFleet(contender.servers, WORKERS, "plain tcp") as fleet:
-        addresses = [one for endpoint in fleet.endpoints for one in addresses_of(endpoint)]
+        addresses = [
+            location for endpoint in fleet.endpoints for location in addresses_of(endpoint)
+        ]
         ports = [int(address.rpartition(":")[2]) for address in addresses]
         hosts = [f"127.0.0.{2 + worker}" for worker in range(WORKERS)]
         with relay(network, dict.fromkeys(hosts, ports)):
             threads = []
             for worker, host in enumerate(hosts):
                 environment = fleet.environment(worker)
-                far = tuple(each.replace("127.0.0.1", host) for each in environment.servers)
+                far = tuple(server.replace("127.0.0.1", host) for server in environment.servers)
                 environment = dataclasses.replace(environment, servers=far, lane="inline")
                 threads.append(threading.Thread(target=work, args=(environment,)))
             for thread in threads:
@@ -219,9 +234,13 @@ def measure(contender: Contender, network: Network, steps: int) -> float:
 
 
 def ideal(network: Network) -> float:
-    """Steps per second with one call in flight in which nothing else takes time; 0: there is no bound."""
-    there, back = IDS * (8 + 4 * DIM + 8), IDS * 4 * DIM  # a push and the ids of a pull; its rows
-    seconds = network.trip + ((there + back) / network.rate if network.rate else 0.0)
+    """Return the steps per second with one call in flight and no other costs.
+
+    0 means that there is no bound.
+    """
+    # Outbound are a push and the ids of a pull, back come the pull's rows.
+    outbound, back = IDS * (8 + 4 * DIM + 8), IDS * 4 * DIM
+    seconds = network.trip + ((outbound + back) / network.rate if network.rate else 0.0)
     return WORKERS / seconds if seconds else 0.0
 
 
@@ -233,16 +252,17 @@ def main() -> None:
     steps = options.steps or (20 if options.short else 60)
     report = Report("distance", f"Steps / s of {WORKERS} workers, {IDS:,} ids of {DIM} each")
     names = [(name, network) for name in options.contenders for network in options.networks]
-    found: dict[tuple[str, str], list[float]] = {name: [] for name in names}
+    measured_rates: dict[tuple[str, str], list[float]] = {name: [] for name in names}
     for _ in range(options.runs):
-        for (name, network), rates in found.items():
+        for (name, network), rates in measured_rates.items():
             rates.append(measure(CONTENDERS[name], NETWORKS[network], steps))
     report.rows.append(
         {"steps / s": "ideal", **{name: ideal(NETWORKS[name]) for name in options.networks}}
     )
     for name in options.contenders:
         rates_of = {
-            network: statistics.median(found[name, network]) for network in options.networks
+            network: statistics.median(measured_rates[name, network])
+            for network in options.networks
         }
         report.rows.append({"steps / s": name, **rates_of})
     finish(report, options.json)

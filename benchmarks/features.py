@@ -1,11 +1,16 @@
-"""A step of 40 features, 12 of them multi-hot, in one look-up, and of one table with as many ids.
+"""A step of 40 features, 12 of them multi-hot, in one look-up, compared with one table with as many ids.
 
-28 features have one id a sample and 12 have 10 on the average, of 100,000 ids each, dim 16, Adagrad. One
-worker. "40 tables": each feature has a table of its own. "shared": they share one, in which their ids differ
-by a salt. "one table": pull and push of as many ids of one table, without features and pooling. "program" and
-"PyTorch": 40 tables by `layers.features` and `psfleet.torch.FeatureEmbedding`, with the mean of all values as
-loss. "torch": 40 EmbeddingBags with sparse gradients and torch's Adagrad, in one process with one thread. CPU
-is that of servers and worker together.
+28 features have one id per sample and 12 have 10 on average, of 100,000 ids each, dim 16, Adagrad, one
+worker.
+
+- "40 tables": each feature has its own table.
+- "shared": all features share one table, in which a salt keeps their ids apart.
+- "one table": pull and push of as many ids of one table, without features and pooling.
+- "program" and "PyTorch": 40 tables by `layers.features` and `psfleet.torch.FeatureEmbedding`, with the mean
+  of all values as loss.
+- "torch": 40 EmbeddingBags with sparse gradients and torch's Adagrad, in one process with one thread.
+
+CPU is that of servers and worker together.
 """
 
 import contextlib
@@ -26,7 +31,7 @@ Step = Callable[[int], None]
 
 
 def batches(samples: int) -> list[list[tuple[Any, Any]]]:
-    """Ids and lengths of each feature."""
+    """Return for each batch the ids and lengths of each feature."""
     dice = np.random.default_rng(0)
 
     def feature(number: int) -> tuple[Any, Any]:
@@ -38,13 +43,13 @@ def batches(samples: int) -> list[list[tuple[Any, Any]]]:
 
 
 def feature_set(shared: bool) -> Any:
-    """The features, each with a table of its own, or with ids of its own in one table."""
+    """Return the features, each with its own table, or all in one table with salted ids."""
     from psfleet.features import Feature, FeatureSet, Table
     from psfleet.optimizer import Adagrad
 
-    one = Table("shared", DIM, Adagrad(0.05))
+    shared_table = Table("shared", DIM, Adagrad(0.05))
     return FeatureSet(
-        Feature(name, one, hashed=True, salt=name)
+        Feature(name, shared_table, hashed=True, salt=name)
         if shared
         else Feature(name, Table(name, DIM, Adagrad(0.05)))
         for name in NAMES
@@ -52,7 +57,7 @@ def feature_set(shared: bool) -> Any:
 
 
 def jagged(samples: int) -> list[dict[str, Any]]:
-    """The batches as a feature set takes them."""
+    """Return the batches in the form that a feature set takes."""
     from psfleet.features import Jagged
 
     return [
@@ -61,13 +66,13 @@ def jagged(samples: int) -> list[dict[str, Any]]:
     ]
 
 
-def lookup_step(ps: Any, of: Any, given: list[dict[str, Any]], samples: int, dim: int) -> Step:
-    """One look-up and one push of all features of a set."""
+def lookup_step(ps: Any, of: Any, inputs: list[dict[str, Any]], samples: int, dim: int) -> Step:
+    """Return a step with one look-up and one push of all features of a set."""
     features = ps.features(of)
-    gradients = dict.fromkeys(given[0], np.full((samples, dim), 0.01, np.float32))
+    gradients = dict.fromkeys(inputs[0], np.full((samples, dim), 0.01, np.float32))
 
     def step(number: int) -> None:
-        batch = features.batch(given[number % len(given)])
+        batch = features.batch(inputs[number % len(inputs)])
         batch.values(ps.pull(batch.pooled))
         ps.push(batch.pooled_gradients(gradients))
 
@@ -75,7 +80,7 @@ def lookup_step(ps: Any, of: Any, given: list[dict[str, Any]], samples: int, dim
 
 
 def program_step(samples: int) -> Step:
-    """A program whose loss is the mean of all values."""
+    """Return the step of a program whose loss is the mean of all values."""
     import psfleet
     from psfleet import fleet, layers
     from psfleet.features import feed
@@ -83,26 +88,26 @@ def program_step(samples: int) -> Step:
     features = feature_set(shared=False)
     loss = layers.mean(layers.concat(list(layers.features(features).values()), axis=1))
     fleet.distributed_optimizer(psfleet.optimizer.SGD(0.1)).minimize(loss)
-    executor, given = psfleet.Executor(), jagged(samples)
+    executor, inputs = psfleet.Executor(), jagged(samples)
 
     def step(number: int) -> None:
-        executor.run(feed=feed(features, given[number % BATCHES]), fetch_list=[loss])
+        executor.run(feed=feed(features, inputs[number % BATCHES]), fetch_list=[loss])
 
     return step
 
 
 def pytorch_step(samples: int) -> Step:
-    """A module whose loss is the mean of all values."""
+    """Return the step of a module whose loss is the mean of all values."""
     import torch
 
     import psfleet.torch as pst
 
     torch.set_num_threads(1)
-    embed, given = pst.FeatureEmbedding(feature_set(shared=False)), jagged(samples)
+    embed, inputs = pst.FeatureEmbedding(feature_set(shared=False)), jagged(samples)
     opt = pst.DistributedOptimizer(embed)
 
     def step(number: int) -> None:
-        values = embed(given[number % BATCHES])
+        values = embed(inputs[number % BATCHES])
         torch.cat(list(values.values()), 1).mean().backward()
         opt.step()
         opt.clear_grad()
@@ -111,18 +116,18 @@ def pytorch_step(samples: int) -> Step:
 
 
 def table_step(ps: Any, samples: int) -> Step:
-    """As many ids of one table, row by row."""
+    """Return a step with as many ids of one table, row by row."""
     from psfleet.optimizer import Adagrad
 
     table = ps.sparse_table("all", DIM, Adagrad(0.05))
-    given = [
+    id_batches = [
         np.concatenate([ids + ROWS * number for number, (ids, _) in enumerate(batch)])
         for batch in batches(samples)
     ]
-    gradients = np.full((max(map(len, given)), DIM), 0.01, np.float32)
+    gradients = np.full((max(map(len, id_batches)), DIM), 0.01, np.float32)
 
     def step(number: int) -> None:
-        ids = given[number % BATCHES]
+        ids = id_batches[number % BATCHES]
         table.pull(ids)
         table.push(ids, gradients[: len(ids)])
 
@@ -130,7 +135,7 @@ def table_step(ps: Any, samples: int) -> Step:
 
 
 def torch_step(samples: int) -> Step:
-    """As many bags of torch."""
+    """Return a step with as many EmbeddingBags of torch."""
     import torch
 
     torch.set_num_threads(1)
@@ -139,7 +144,7 @@ def torch_step(samples: int) -> Step:
     )
     opt = torch.optim.Adagrad(bags.parameters(), 0.05)
     gradient = torch.full((samples, DIM), 0.01)
-    given = [
+    bag_batches = [
         [
             (torch.from_numpy(ids), torch.from_numpy(np.cumsum(lengths) - lengths))
             for ids, lengths in batch
@@ -149,34 +154,40 @@ def torch_step(samples: int) -> Step:
 
     def step(number: int) -> None:
         opt.zero_grad()
-        out = [bag(*part) for bag, part in zip(bags, given[number % BATCHES], strict=True)]
+        out = [bag(*part) for bag, part in zip(bags, bag_batches[number % BATCHES], strict=True)]
         torch.autograd.backward(out, [gradient] * len(out))
         opt.step()
 
     return step
 
 
-def work(mode: Any, what: str, samples: int) -> None:
-    """A worker; mode: of the fleet, or embedded."""
+def work(mode: Any, contender: str, samples: int) -> None:
+    """Run a worker.
+
+    Args:
+        mode: Consistency mode of the fleet, or "embedded".
+        contender: Name of the variant.
+        samples: Number of samples of a step.
+    """
     import psfleet
     from psfleet.core.base.settings.environment import Environment
 
-    if what in ("program", "PyTorch"):
-        work_in_fleet(mode, program_step if what == "program" else pytorch_step, samples)
+    if contender in ("program", "PyTorch"):
+        work_in_fleet(mode, program_step if contender == "program" else pytorch_step, samples)
         return
     alone = Environment(None, 0, (), 1) if mode == "embedded" else None
     with psfleet.connect(alone, mode="async" if mode == "embedded" else mode) as ps:
-        if what == "torch":
+        if contender == "torch":
             obey(torch_step(samples), ps.flush)
-        elif what == "one table":
+        elif contender == "one table":
             obey(table_step(ps, samples), ps.flush)
         else:
-            given, of = jagged(samples), feature_set(shared=what == "shared")
-            obey(lookup_step(ps, of, given, samples, DIM), ps.flush)
+            inputs, of = jagged(samples), feature_set(shared=contender == "shared")
+            obey(lookup_step(ps, of, inputs, samples, DIM), ps.flush)
 
 
 def work_in_fleet(mode: str, make: Callable[[int], Step], samples: int) -> None:
-    """A worker with a model."""
+    """Run a worker with a model."""
     from psfleet import fleet
     from psfleet.core.runtime.process_runtime import active
 
@@ -196,24 +207,26 @@ def main() -> None:
     report = Report("features", title)
     modes = ("embedded", "sync")
     every = ("40 tables", "shared", "one table", "program", "PyTorch")
-    contenders = [(mode, what) for mode in modes for what in every]
+    contenders = [(mode, contender) for mode in modes for contender in every]
     contenders += [("embedded", "torch")]
     if options.no_torch:
-        contenders = [(mode, what) for mode, what in contenders if "orch" not in what]
+        contenders = [
+            (mode, contender) for mode, contender in contenders if "orch" not in contender
+        ]
     with contextlib.ExitStack() as stack:
         crews = [
             stack.enter_context(
                 psfleet_crew(
-                    f"{mode}, {what}",
-                    [__file__, "--worker", mode, what, str(options.samples)],
+                    f"{mode}, {contender}",
+                    [__file__, "--worker", mode, contender, str(options.samples)],
                     servers=1,
                 )
             )
-            for mode, what in contenders
+            for mode, contender in contenders
         ]
         steps = options.steps or (10 if options.short else 30)
-        found = in_turn(crews, warm=2 * BATCHES, steps=steps, runs=options.runs)
-    report.rows += [row(name, steps, summary) for name, summary in found.items()]
+        summaries = in_turn(crews, warm=2 * BATCHES, steps=steps, runs=options.runs)
+    report.rows += [row(name, steps, summary) for name, summary in summaries.items()]
     finish(report, options.json)
 
 

@@ -1,6 +1,6 @@
-"""What a prediction costs that fleet metrics count: CPU of worker and servers together.
+"""Cost of a prediction that fleet metrics count: CPU of worker and servers together.
 
-One worker, 2 servers, async. A step pushes 16 ids; the metrics' part is the difference between steps
+One worker, 2 servers, async. A step pushes 16 ids. The cost of the metrics is the difference between steps
 that count 2,048 predictions, a batch of W3, and steps that count none.
 """
 
@@ -19,13 +19,13 @@ KINDS = ("nothing", "AUC", "AUC, weighted", "log loss, NE, calibration", "all fo
 
 
 def work(kind: str) -> None:
-    """A worker that counts batches of click probabilities around 5 %."""
+    """Run a worker that counts batches of click probabilities around 5 %."""
     import psfleet
     from psfleet import metrics
 
     sums = [metrics.LogLoss(), metrics.NormalizedEntropy(), metrics.Calibration()]
     area = metrics.Auc(spacing="logit")
-    wanted = {
+    metrics_by_kind = {
         "AUC": [area],
         "AUC, weighted": [area],
         "log loss, NE, calibration": sums,
@@ -38,13 +38,13 @@ def work(kind: str) -> None:
     rows = np.full((IDS, 16), 0.01, np.float32)
     with psfleet.connect() as ps:
         table = ps.sparse_table("rows", 16, psfleet.optimizer.SGD(0.1))
-        scores = ps.metrics(wanted[kind]) if kind in wanted else None
+        scores = ps.metrics(metrics_by_kind[kind]) if kind in metrics_by_kind else None
 
         def step(number: int) -> None:
             batch = number % BATCHES
             if scores is not None:
-                given = None if weights is None else weights[batch]
-                scores.update(predictions[batch], labels[batch], given)
+                batch_weights = None if weights is None else weights[batch]
+                scores.update(predictions[batch], labels[batch], batch_weights)
             table.push(np.arange(IDS), rows)
 
         stepping: Callable[[int], None] = step
@@ -59,21 +59,21 @@ def main() -> None:
             stack.enter_context(psfleet_crew(kind, [__file__, "--worker", kind])) for kind in KINDS
         ]
         steps = options.steps or (100 if options.short else 400)
-        found = in_turn(crews, warm=BATCHES, steps=steps, runs=options.runs)
-    base = found["nothing"]
-    report.rows.extend(row(kind, found[kind], base, steps) for kind in KINDS[1:])
+        summaries = in_turn(crews, warm=BATCHES, steps=steps, runs=options.runs)
+    base = summaries["nothing"]
+    report.rows.extend(row(kind, summaries[kind], base, steps) for kind in KINDS[1:])
     finish(report, options.json)
 
 
-def row(kind: str, found: Summary, base: Summary, steps: int) -> dict[str, Any]:
+def row(kind: str, summary: Summary, base: Summary, steps: int) -> dict[str, Any]:
     samples = steps * BATCH / 1e9
     return {
         "metrics": kind,
-        "CPU ns / prediction": (found.cpu - base.cpu) / samples,
-        "of it server": (found.parts["servers"] - base.parts["servers"]) / samples,
-        "CPU spread": found.cpu_spread,
-        "others' cores": found.others,
-        "runs": found.runs,
+        "CPU ns / prediction": (summary.cpu - base.cpu) / samples,
+        "of it server": (summary.parts["servers"] - base.parts["servers"]) / samples,
+        "CPU spread": summary.cpu_spread,
+        "others' cores": summary.others,
+        "runs": summary.runs,
     }
 
 

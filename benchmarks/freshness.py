@@ -1,9 +1,10 @@
-"""Followers: how old the rows are that they serve, and what one costs training.
+"""Followers: the age of the rows that they serve, and the cost of a follower for the training.
 
 Freshness: a worker pushes rows at a steady rate, in async mode to 2 servers, and a follower in another
-process notes when it has each push. A row's time is that from the acknowledgement of its push to the cut that
-has it. Cost: W1 with and without a follower that copies the whole table and then takes all changes; the CPU
-is that of servers and workers. It takes two minutes of a quiet machine.
+process records when it has each push. A row's time is measured from the acknowledgement of its push to the
+follower's first version (*cut*) that contains it. Cost: W1 with and without a follower that copies the whole
+table and then receives all changes. The CPU is that of servers and workers. The run takes two minutes on an
+idle machine.
 """
 
 import contextlib
@@ -36,12 +37,12 @@ ROWS = 2_000_000  # of W1's table: five times as many take five times as long to
 
 
 def say(text: str) -> None:
-    """Print what has been done, with the seconds since the start."""
+    """Print a progress message, with the seconds since the start."""
     print(f"{time.monotonic() - BEGAN:6.1f} s: {text}", flush=True)
 
 
 def follow(endpoints: str) -> None:
-    """A follower that writes a line for each cut: its time, and by server the last push of worker 0."""
+    """Run a follower that prints a line for each cut: time, and last push of worker 0 on each server."""
     with Follower(endpoints.split(",")) as follower:
         cut = follower.position
         while True:
@@ -51,7 +52,7 @@ def follow(endpoints: str) -> None:
 
 @contextlib.contextmanager
 def following(endpoints: tuple[str, ...]) -> Iterator["subprocess.Popen[str]"]:
-    """A process that follows."""
+    """Context with a process that follows these servers."""
     command = [sys.executable, __file__, "--follow", ",".join(endpoints)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
     try:
@@ -62,7 +63,7 @@ def following(endpoints: tuple[str, ...]) -> Iterator["subprocess.Popen[str]"]:
 
 
 def freshness(rows: int, rate: int) -> dict[str, Any]:
-    """Seconds from push to cut of so many rows, at so many rows a second."""
+    """Measure the seconds from push to cut for `rows` rows, pushed at `rate` rows per second."""
     spec = TableSpec("rows", "sparse", (DIM,), make_rule("adam", {}))
     dice = np.random.default_rng(0)
     batches = [dice.choice(1_000_000, PUSH, replace=False) for _ in range(rows // PUSH)]
@@ -93,12 +94,12 @@ def freshness(rows: int, rate: int) -> dict[str, Any]:
         reached = np.array([pushes[server] for _, pushes in cuts])
         at = np.array([moment for moment, _ in cuts])
         for number, ids in enumerate(batches, 1):
-            seen = at[np.searchsorted(reached, number)]
-            times.append(max(seen - acknowledged[number - 1], 0.0))
+            cut_time = at[np.searchsorted(reached, number)]
+            times.append(max(cut_time - acknowledged[number - 1], 0.0))
             counts.append(int(owned_by(ids, server, 2).sum()))
     order = np.argsort(times)
     seconds, weights = np.array(times)[order], np.cumsum(np.array(counts)[order])
-    found = {
+    percentiles = {
         f"p{100 * level:g} s": float(seconds[np.searchsorted(weights, level * weights[-1])])
         for level in LEVELS
     }
@@ -108,7 +109,7 @@ def freshness(rows: int, rate: int) -> dict[str, Any]:
         "rows": rows,
         "rows / s": rows / spent,
         "cuts": len(cuts),
-        **found,
+        **percentiles,
         "histogram, steps of 20 ms": " ".join(f"{int(count):,}" for count in histogram),
     }
 
@@ -142,22 +143,22 @@ def main() -> None:
         process.stdout.readline()
         say("the follower has its copy")
         threading.Thread(target=lambda: [*process.stdout], daemon=True).start()
-        found = samples_in_turn(
+        samples_by_crew = samples_in_turn(
             [alone, followed], warm=options.batches, steps=steps, runs=options.runs
         )
     say("all runs are over")
-    for name, samples in found.items():
-        one = summarize(samples)
-        ratio, low, high = paired_ratio(samples, found["alone"])
+    for name, samples in samples_by_crew.items():
+        summary = summarize(samples)
+        ratio, low, high = paired_ratio(samples, samples_by_crew["alone"])
         report.rows.append(
             {
                 "contender": name,
-                "CPU us / step": one.cpu / steps * 1e6,
-                "ids / s": 65_536 * steps / one.wall,
+                "CPU us / step": summary.cpu / steps * 1e6,
+                "ids / s": 65_536 * steps / summary.wall,
                 "against alone": ratio,
                 "at least": low,
                 "at most": high,
-                **one.noise,
+                **summary.noise,
             }
         )
     finish(report, options.json)

@@ -1,11 +1,11 @@
-"""Tables in the memory of a GPU: dense Adam beside a copy, and the rates of a sparse table.
+"""Tables in the memory of a GPU: dense Adam compared with a copy, and the rates of a sparse table.
 
     python benchmarks/gpu.py [--size 1000000000] [--rows 100000000] [--tiers 4000000] [--packed 1000000000]
 
-Needs an NVIDIA GPU; without one it says what is missing. Times are of the wall clock, from a device at
-rest to a device at rest, median over the runs; the variants of a block run in turn. "Found" and "added" ids
-are on the device already; a pull and a push copy ids and values to and from the host. Then tables of which
-the device holds all rows, half of them and none, and one of `--packed` rows in 16 bits under SGD.
+Needs an NVIDIA GPU; without one it prints what is missing. Times are wall-clock times, from an idle device to
+an idle device, medians over the runs. The variants of a block take turns. "Found" and "added" ids are already
+on the device; a pull and a push copy ids and values to and from the host. Then tables with all rows, half of
+them and none on the device, and one of `--packed` rows in 16 bits under SGD.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -33,7 +33,7 @@ Variants = dict[str, Callable[[], Any]]
 
 
 def in_turn(variants: Variants, runs: int) -> dict[str, float]:
-    """Median seconds of each; the first run of each compiles and does not count."""
+    """Return the median seconds of each variant. The first run of each compiles and is left out."""
     from numba import cuda
 
     times: dict[str, list[float]] = {name: [] for name in variants}
@@ -44,11 +44,11 @@ def in_turn(variants: Variants, runs: int) -> dict[str, float]:
             work()
             cuda.synchronize()
             times[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
+    return {name: statistics.median(durations[1:]) for name, durations in times.items()}
 
 
 def bench_dense(size: int, runs: int, peers: bool) -> Rows:
-    """A copy of `size` float32 on the device, and Adam over as many weights."""
+    """Measure a copy of `size` float32 on the device, and Adam over as many weights."""
     from numba import cuda
 
     from psfleet.core.engine.kernels.device.cuda import CudaUpdate
@@ -78,7 +78,7 @@ def bench_dense(size: int, runs: int, peers: bool) -> Rows:
 
 
 def torch_adam(size: int) -> Callable[[], Any]:
-    """A step of torch's fused Adam on the same device."""
+    """Return a step of torch's fused Adam on the same device."""
     import torch
 
     weight = torch.nn.Parameter(torch.zeros(size, device="cuda"))
@@ -88,7 +88,7 @@ def torch_adam(size: int) -> Callable[[], Any]:
 
 
 def bench_sparse(rows: int, dim: int, runs: int, peers: bool) -> Rows:
-    """Find, insert-or-find, pull and push of ids of a table of `rows` rows under Adam."""
+    """Measure find, insert-or-find, pull and push of ids of a table with `rows` rows under Adam."""
     from psfleet.core.engine.tables.device.device_rows import DeviceRowMemory
     from psfleet.core.engine.tables.device.device_updates import DeviceRowUpdate
 
@@ -121,9 +121,9 @@ def sparse_variants(
     gradients: NDArray[np.float32],
     step: list[int],
 ) -> Variants:
-    """What is done with the rows of ids that are all there."""
+    """Return the operations on rows of ids that all exist."""
     n, dim = gradients.shape
-    given, out, now = memory.send(ids), np.empty((n, dim), np.float32), np.array([1])
+    device_ids, out, now = memory.send(ids), np.empty((n, dim), np.float32), np.array([1])
     known, values = update.mean([(ids, gradients)] * 2)
 
     def push() -> None:
@@ -131,8 +131,8 @@ def sparse_variants(
         update.push(ids, gradients, numbers(step[0]), step[0])
 
     return {
-        "found": lambda: memory.find(given),
-        "found or added": lambda: memory.add(given, now),
+        "found": lambda: memory.find(device_ids),
+        "found or added": lambda: memory.add(device_ids, now),
         "pull": lambda: update.pull_into(ids, out),
         "push": push,
         "push, gradients on the device": lambda: update.push(known, values, numbers(1), 1),
@@ -140,12 +140,12 @@ def sparse_variants(
 
 
 def bench_tiers(rows: int, dim: int, runs: int) -> Rows:
-    """Pushes and pulls of uniform ids of tables under Adam: with all rows on the device, half, and none."""
+    """Measure pushes and pulls of tables under Adam with all rows on the device, half, and none."""
     spec, random = TableSpec("bench", "sparse", (dim,), Adam()), np.random.default_rng(0)
     n = min(BATCHES[0], rows)
-    least = SparseTable(spec, device="cuda").device_bytes
+    empty_bytes = SparseTable(spec, device="cuda").device_bytes
     whole = filled(SparseTable(spec, device="cuda"), rows, n)
-    budget = MemoryBudget((least + whole.device_bytes) // 2, place="the GPU's memory")
+    budget = MemoryBudget((empty_bytes + whole.device_bytes) // 2, place="the GPU's memory")
     half = filled(SparseTable(spec, device="cuda", device_budget=budget), rows, n)
     host = filled(SparseTable(spec), rows, n)
     batches = [np.unique(random.integers(0, rows, n)) for _ in range(runs + 1)]
@@ -173,7 +173,7 @@ def bench_tiers(rows: int, dim: int, runs: int) -> Rows:
 
 
 def bench_packed(rows: int, dim: int, runs: int) -> Rows:
-    """A table of so many rows in 16 bits: pushes that fill it, what it takes, and pulls of uniform ids."""
+    """Measure a table of `rows` rows in 16 bits: pushes that fill it, memory, pulls of uniform ids."""
     from numba import cuda
 
     spec, n = TableSpec("bench", "sparse", (dim,), SGD(), precision="bfloat16"), min(1 << 22, rows)
@@ -184,15 +184,15 @@ def bench_packed(rows: int, dim: int, runs: int) -> Rows:
     ids = np.unique(np.random.default_rng(0).integers(0, rows, min(BATCHES[1], rows)))
     out = np.empty((len(ids), dim), np.float32)
     pull = in_turn({"pull": lambda: table.pull_into(ids, out)}, runs)["pull"]
-    what = f"{rows:,} x {dim} in 16 bits, {table.device_bytes / 2**30:.1f} GiB, {table.spilled} on the host"
+    label = f"{rows:,} x {dim} in 16 bits, {table.device_bytes / 2**30:.1f} GiB, {table.spilled} on the host"
     return [
-        {"what": f"fill {what}", "1e9 rows/s": rows / seconds / 1e9},
+        {"what": f"fill {label}", "1e9 rows/s": rows / seconds / 1e9},
         {"what": f"pull {len(ids):,} of them", "1e9 rows/s": len(ids) / pull / 1e9},
     ]
 
 
 def filled(table: SparseTable, rows: int, n: int) -> SparseTable:
-    """The table with rows for ids 0 to rows - 1, pushed `n` at a time."""
+    """Return the table with rows for ids 0 to rows - 1, pushed `n` at a time."""
     zeros = np.zeros((n, table.spec.dim), np.float32)
     for start in range(0, rows, n):
         ids = np.arange(start, min(start + n, rows))
@@ -201,19 +201,19 @@ def filled(table: SparseTable, rows: int, n: int) -> SparseTable:
 
 
 def numbers(step: int) -> NDArray[np.float32]:
-    """What Adam's kernels need to know of a step."""
+    """Return the scalars of a step that Adam's kernels need."""
     from psfleet.core.engine.kernels.rule_source import scalars_of
 
     return scalars_of(Adam(), DecaySpec(), 1e-3, step)
 
 
-def torch_rows(rows: int, dim: int, places: NDArray[np.int64]) -> Variants:
-    """torch's rows by number (no hash) with SparseAdam, all on the same device."""
+def torch_rows(rows: int, dim: int, positions: NDArray[np.int64]) -> Variants:
+    """Return torch's rows by number (no hash) with SparseAdam, all on the same device."""
     import torch
 
     weight = torch.nn.Parameter(torch.zeros(rows, dim, device="cuda"))
-    optimizer, index = torch.optim.SparseAdam([weight], lr=1e-3), torch.from_numpy(places).cuda()
-    values = torch.full((len(places), dim), 0.01, device="cuda")
+    optimizer, index = torch.optim.SparseAdam([weight], lr=1e-3), torch.from_numpy(positions).cuda()
+    values = torch.full((len(positions), dim), 0.01, device="cuda")
     weight.grad = torch.sparse_coo_tensor(
         index[None], values, (rows, dim), check_invariants=False
     ).coalesce()
@@ -224,7 +224,7 @@ def torch_rows(rows: int, dim: int, places: NDArray[np.int64]) -> Variants:
 
 
 def without_torch(options: Any) -> str | None:
-    """Why torch does not take part, or None."""
+    """Return the reason why torch does not take part, or None."""
     missing = "left out" if options.no_peers else torch_missing()
     if not missing and getattr(options, "torch_device", "cuda") == "cuda":
         import torch

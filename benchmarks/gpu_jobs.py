@@ -2,14 +2,14 @@
 
     python benchmarks/gpu_jobs.py [--w1 65536 1048576] [--w3 2048 65536] [--runs 3] [--json FILE]
 
-One server with a GPU and workers without, as in w1_sparse.py and w3_ctr.py, beside one in host memory and
-torch in one process on the same GPU (all of W3's model is there, and in W1 ids and gradients come from the
-host and rows go there). 65,536 ids are those of a worker's step in W1, and 65,536 samples the batch of
-MLPerf's DLRM; a million keys is the batch of the literature on hash tables.
+One server with a GPU and workers without, as in w1_sparse.py and w3_ctr.py. It is compared with a server in
+host memory, and with torch in one process on the same GPU. (torch holds all of W3's model on the GPU; in W1,
+ids and gradients come from the host and rows go there.) 65,536 ids are a worker's step in W1, and 65,536
+samples the batch of MLPerf's DLRM. A million keys is the batch of the literature on hash tables.
 
-The last table says how much of a run the server's GPU copied to and from host memory, and how much it was
-at work itself. The server takes these times with events (profiled_server.py), which costs it microseconds
-for each copy and kernel. It is limited by the host link where one of the copies takes most of the time at the
+The last table shows which part of a run the server's GPU spent on copies to and from host memory, and on its
+own work. The server measures these times with events (profiled_server.py), which costs it microseconds for
+each copy and kernel. The host link is the limit if copies in one direction take most of the time at the
 bandwidth of the link, which is measured first.
 """
 
@@ -40,7 +40,7 @@ Rows = list[dict[str, Any]]
 
 
 class ProfiledCrew:
-    """A crew whose server takes times; what its workers report of a run is what these became more by."""
+    """Crew whose server measures its GPU's times. A run reports the increase of these times."""
 
     def __init__(self, crew: Crew, totals: Path) -> None:
         self.name = crew.name
@@ -55,27 +55,33 @@ class ProfiledCrew:
 
 
 def link_bandwidth(size: int, runs: int) -> list[float]:
-    """Bytes a second of copies of pinned memory to the GPU, and back."""
+    """Return the bytes per second of copies of pinned memory to the GPU, and back."""
     from numba import cuda
 
-    here, there = cuda.pinned_array(size, np.uint8), cuda.device_array(size, np.uint8)
+    here, device_array = cuda.pinned_array(size, np.uint8), cuda.device_array(size, np.uint8)
     here[:] = 1
     variants: Variants = {
-        "in": lambda: there.copy_to_device(here),
-        "out": lambda: there.copy_to_host(here),
+        "in": lambda: device_array.copy_to_device(here),
+        "out": lambda: device_array.copy_to_host(here),
     }
     return [size / seconds for seconds in in_turn(variants, runs).values()]
 
 
 @contextlib.contextmanager
 def crews(options: Namespace, program: Sequence[str], torch: Sequence[str]) -> Iterator[list[Any]]:
-    """The contenders of a workload: `program` is psfleet's worker; `torch` the arguments of the peer's."""
+    """Yield the contenders of a workload.
+
+    Args:
+        options: Command line.
+        program: psfleet's worker and its arguments.
+        torch: Arguments of the torch process.
+    """
     on_gpu = {"PSFLEET_DEVICE": "cuda"}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="psfleet-bench-")))
 
-        def crew(name: str, **more: Any) -> Crew:
-            made = psfleet_crew(name, program, servers=1, workers=options.workers, **more)
+        def crew(name: str, **extra: Any) -> Crew:
+            made = psfleet_crew(name, program, servers=1, workers=options.workers, **extra)
             return stack.enter_context(made)
 
         totals = folder / "totals"
@@ -91,7 +97,7 @@ def crews(options: Namespace, program: Sequence[str], torch: Sequence[str]) -> I
 
 
 def measure(options: Namespace, workload: str, batch: int, link: list[float]) -> tuple[Rows, Rows]:
-    """Lines of one workload with batches of this size: of the contenders, and of the server's GPU."""
+    """Return a workload's lines with batches of this size: of the contenders, and of the server's GPU."""
     ids = options.ids or (W1_IDS if workload == "w1" else W3_IDS)
     sizes = (ids, batch, options.batches, options.hidden)
     program = [__file__, "--worker", workload, *map(str, sizes)]
@@ -103,19 +109,19 @@ def measure(options: Namespace, workload: str, batch: int, link: list[float]) ->
         samples = samples_in_turn(subjects, warm=warm, steps=steps, runs=options.runs)
     load = f"{workload.upper()}, {batch:,}"
     rows, profiles = [], []
-    for name, taken in samples.items():
+    for name, runs in samples.items():
         workers = 1 if name.startswith("torch") else options.workers
         rows.append(
-            line(load, name, batch * (FIELDS if workload == "w3" else 1), taken, steps * workers)
+            line(load, name, batch * (FIELDS if workload == "w3" else 1), runs, steps * workers)
         )
-        if "totals" in taken[0].report[0]:
-            profiles.append(profile(load, taken, steps * workers, link))
+        if "totals" in runs[0].report[0]:
+            profiles.append(profile(load, runs, steps * workers, link))
     return rows, profiles
 
 
-def line(load: str, name: str, ids: int, taken: list[Sample], steps: int) -> dict[str, Any]:
-    """A contender's rates."""
-    summary = summarize(taken)
+def line(load: str, name: str, ids: int, samples: list[Sample], steps: int) -> dict[str, Any]:
+    """Return the line with a contender's rates."""
+    summary = summarize(samples)
     return {
         "batch": load,
         "contender": name,
@@ -128,23 +134,23 @@ def line(load: str, name: str, ids: int, taken: list[Sample], steps: int) -> dic
     }
 
 
-def profile(load: str, taken: list[Sample], steps: int, link: list[float]) -> dict[str, Any]:
-    """What the server's GPU did: medians over the runs."""
-    totals = np.array([sample.report[0]["totals"] for sample in taken])
-    fractions = totals[:, :, 1] / np.array([sample.wall for sample in taken])[:, None]
+def profile(load: str, samples: list[Sample], steps: int, link: list[float]) -> dict[str, Any]:
+    """Return the times of the server's GPU, as medians over the runs."""
+    totals = np.array([sample.report[0]["totals"] for sample in samples])
+    fractions = totals[:, :, 1] / np.array([sample.wall for sample in samples])[:, None]
     (size, seconds, _) = np.median(totals, 0).T
-    found: dict[str, Any] = {"batch": load}
+    figures: dict[str, Any] = {"batch": load}
     for kind, name in enumerate(KINDS[:2]):
-        found[f"MB {name} / step"] = float(size[kind] / steps / 1e6)
-        found[f"GB/s {name}"] = float(size[kind] / seconds[kind] / 1e9) if seconds[kind] else 0.0
-        found[f"link, GB/s {name}"] = link[kind] / 1e9
+        figures[f"MB {name} / step"] = float(size[kind] / steps / 1e6)
+        figures[f"GB/s {name}"] = float(size[kind] / seconds[kind] / 1e9) if seconds[kind] else 0.0
+        figures[f"link, GB/s {name}"] = link[kind] / 1e9
     for kind, name in enumerate(KINDS):
-        found[f"of the time {name}"] = float(np.median(fractions[:, kind]))
-    return found
+        figures[f"of the time {name}"] = float(np.median(fractions[:, kind]))
+    return figures
 
 
 def work(workload: str, ids: int, batch: int, batches: int, hidden: int) -> None:
-    """A worker of psfleet."""
+    """Run a worker of psfleet."""
     if workload == "w3":
         from w3_ctr import work_program
 

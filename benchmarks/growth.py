@@ -1,10 +1,10 @@
-"""Growth: the worst pause of a push of 4,096 new ids while a table grows from empty to 4 M rows.
+"""Growth: the longest pause of a push of 4,096 new ids while a table grows from empty to 4 M rows.
 
-One table in this process, dim 16, Adam; no other process takes part. "reserved": SparseTable.reserve
-has made the memory before; else it is made as the table grows, by a thread that runs ahead. "ms" is
-the wall clock, which on a busy machine counts what others did meanwhile; "CPU ms" is the time of
-the pushing thread. Before each run as much memory is used and given back: a virtual machine gets
-memory that it uses for the first time from its host, which takes up to 5 ms for a huge page.
+One table in this process, dim 16, Adam; no other process takes part. With "reserved", SparseTable.reserve has
+allocated the memory before. Otherwise a thread allocates it ahead of the growth. "ms" is wall-clock time,
+which on a busy machine includes the work of other processes. "CPU ms" is the time of the pushing thread.
+Before each run, as much memory is used and released: a virtual machine gets memory that it uses for the first
+time from its host, which takes up to 5 ms for a huge page.
 """
 
 import time
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def pauses(rows: int, reserved: bool) -> Floats:
-    """Of each push the seconds by the wall clock and of this thread: [pushes, 2]."""
+    """Return wall-clock seconds and this thread's CPU seconds for each push: [pushes, 2]."""
     Arena(rows * ROW_BYTES).populate(0, rows * ROW_BYTES)
     table = SparseTable(TableSpec("growth", "sparse", (DIM,), rules.Adam()))
     gradients = np.full((BATCH, DIM), 0.01, np.float32)
@@ -60,12 +60,12 @@ def pauses(rows: int, reserved: bool) -> Floats:
         table.reserve(rows + BATCH)
     table.push(np.arange(-BATCH, 0, dtype=np.int64), gradients, 1e-3)
     order = np.random.default_rng(1).permutation(rows // BATCH * BATCH).astype(np.int64)
-    taken = []
+    durations = []
     for ids in order.reshape(-1, BATCH):
         start, cpu = time.perf_counter(), time.thread_time()
         table.push(ids, gradients, 1e-3)
-        taken.append((time.perf_counter() - start, time.thread_time() - cpu))
-    return np.array(taken)
+        durations.append((time.perf_counter() - start, time.thread_time() - cpu))
+    return np.array(durations)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""W4: kernels and the sparse table alone, one thread, beside torch where it is installed.
+"""W4: kernels and the sparse table alone, in one thread, compared with torch if it is installed.
 
     python benchmarks/kernels.py [--size 50000000] [--rows 5000000] [--runs 7] [--json FILE]
 
-Times are CPU time of the process, median over the runs; the variants of a block run in turn.
-`stream` is the roofline of a rule: a kernel of the same shape (the same arrays read and written in
-place) that only adds. A rule's figure is its share of that speed in GB/s, where its bytes are those
-that any program for it must move: each array read once and, but for the gradient, written once; a
-value that a row shares counts once per row; a norm over the whole parameter, more than a cache
-holds, needs the arrays behind it once more. A row is still in the cache when it is read again.
+Times are CPU time of the process, medians over the runs. The variants of a block take turns.
+
+`stream` is the roofline of an optimizer: a kernel of the same shape (the same arrays read and written in
+place) that only adds. An optimizer's figure is the fraction of that speed in GB/s that it reaches. Its bytes
+are those that any program for it must move: each array is read once and, except the gradient, written once. A
+value that a row shares counts once per row. A norm over the whole parameter, which is larger than the cache,
+needs its arrays a second time. A row is still in the cache when it is read again.
 """
 
 import time
@@ -48,7 +49,7 @@ def stream3(w, g, a, b, c, h):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class Stream(Rule):
-    """Reads weights, gradient and `count` slots, and writes all but the gradient."""
+    """Optimizer that reads weights, gradient and `count` slots, and writes weights and slots."""
 
     count: int = 0
     name: ClassVar[str] = "stream"
@@ -65,7 +66,7 @@ class Stream(Rule):
 
 
 def in_turn(variants: Variants, runs: int) -> dict[str, float]:
-    """Median CPU seconds of each variant."""
+    """Return the median CPU seconds of each variant."""
     times: dict[str, list[float]] = {name: [] for name in variants}
     for run in range(runs + 1):
         for name, function in variants.items():
@@ -77,14 +78,14 @@ def in_turn(variants: Variants, runs: int) -> dict[str, float]:
 
 
 def bench_rules(size: int, runs: int) -> Rows:
-    """Every rule against the stream of its shape. Rules by row get rows of 64."""
+    """Measure every optimizer against the stream of its shape. Row-wise optimizers get rows of 64."""
     rules: dict[str, Rule] = {name: rule() for name, rule in RULES.items()}
     rules |= {"rmsprop_centered": RMSProp(centered=True), "asgd": ASGD(2)}
     results = []
     gradient = noise(size)
     for name, rule in rules.items():
-        kept = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
-        slots = sum(not slot.per_unit for slot in kept)
+        slots_in_use = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
+        slots = sum(not slot.per_unit for slot in slots_in_use)
         table = DenseTable(TableSpec("bench", "dense", (size // 64, 64), rule), noise(size))
         stream = dense(Stream(slots), size)
         times = in_turn(
@@ -95,7 +96,7 @@ def bench_rules(size: int, runs: int) -> Rows:
             runs,
         )  # type: ignore[misc]
         once = 4 * size * (3 + 2 * slots)
-        shared = 8 * size // 64 * (len(kept) - slots)
+        shared = 8 * size // 64 * (len(slots_in_use) - slots)
         speed = (once + shared + second_pass(rule) * 4 * size) / times[name]
         results.append(
             {
@@ -109,7 +110,7 @@ def bench_rules(size: int, runs: int) -> Rows:
 
 
 def second_pass(rule: Rule) -> int:
-    """How many more values per weight a rule moves that needs norms of the whole parameter.
+    """Return how many values per weight an optimizer moves again for norms of the whole parameter.
 
     Lamb: weights and moments again. LARS: weights and gradient.
     """
@@ -119,7 +120,7 @@ def second_pass(rule: Rule) -> int:
 
 
 def bench_adam(size: int, runs: int, peers: bool) -> Rows:
-    """Dense Adam and Lamb beside torch's Adam on the same size."""
+    """Measure dense Adam and Lamb, and torch's Adam on the same size."""
     gradient, adam, lamb = noise(size), dense(Adam(), size), dense(RULES["lamb"](), size)
     variants: Variants = {
         "psfleet Adam": lambda: adam.push(gradient, 1e-3),
@@ -148,7 +149,7 @@ def bench_adam(size: int, runs: int, peers: bool) -> Rows:
 
 
 def bench_sparse(rows: int, dim: int, runs: int, peers: bool) -> Rows:
-    """Pull and push of 65,536 distinct ids of a table of `rows` rows, Adam."""
+    """Measure pull and push of 65,536 distinct ids of a table with `rows` rows, Adam."""
     random = np.random.default_rng(0)
     ids = random.permutation(rows).astype(np.int64) * 7919
     table = SparseTable(TableSpec("bench", "sparse", (dim,), Adam()))
@@ -157,11 +158,11 @@ def bench_sparse(rows: int, dim: int, runs: int, peers: bool) -> Rows:
     n = min(65536, rows)
     batches = [random.permutation(ids)[:n] for _ in range(8)]
     gradients, out = noise(n * dim).reshape(n, dim), np.empty((n, dim), np.float32)
-    place = [0]
+    position = [0]
 
     def batch() -> NDArray[np.int64]:
-        place[0] = (place[0] + 1) % len(batches)
-        return batches[place[0]]
+        position[0] = (position[0] + 1) % len(batches)
+        return batches[position[0]]
 
     variants: Variants = {
         "psfleet pull": lambda: table.pull_into(batch(), out),
@@ -185,7 +186,7 @@ def bench_sparse(rows: int, dim: int, runs: int, peers: bool) -> Rows:
 
 
 def bench_precisions(rows: int, dim: int, runs: int) -> Rows:
-    """The same batches in a table of each precision, Adam."""
+    """Measure the same batches in a table of each storage precision, Adam."""
     random = np.random.default_rng(0)
     ids = random.permutation(rows).astype(np.int64) * 7919
     n = min(65536, rows)
@@ -206,7 +207,10 @@ def bench_precisions(rows: int, dim: int, runs: int) -> Rows:
 
 
 def grow(table: SparseTable, ids: NDArray[np.int64], dim: int) -> list[float]:
-    """Fill the table; CPU seconds of each push of 4,096 new ids (the wall clock shows the machine's load)."""
+    """Fill the table. Returns the CPU seconds of each push of 4,096 new ids.
+
+    Wall-clock time would include the load of the machine.
+    """
     gradients, pauses = noise(4096 * dim).reshape(4096, dim), []
     for start in range(0, len(ids), 4096):
         part = ids[start : start + 4096]
@@ -219,23 +223,23 @@ def grow(table: SparseTable, ids: NDArray[np.int64], dim: int) -> list[float]:
 def torch_sparse(
     rows: int, dim: int, batches: list[NDArray[np.int64]], gradients: NDArray[np.float32]
 ) -> Variants:
-    """torch's dense index (no hash) with SparseAdam."""
+    """Return torch's rows by number (no hash) with SparseAdam."""
     import torch
 
     weight = torch.nn.Parameter(torch.zeros(rows, dim))
     optimizer = torch.optim.SparseAdam([weight], lr=1e-3)
-    places = torch.from_numpy(batches[0] // 7919)
+    positions = torch.from_numpy(batches[0] // 7919)
     weight.grad = torch.sparse_coo_tensor(
-        places[None], torch.from_numpy(gradients), (rows, dim), check_invariants=False
+        positions[None], torch.from_numpy(gradients), (rows, dim), check_invariants=False
     ).coalesce()
     return {
-        "torch embedding lookup": lambda: torch.nn.functional.embedding(places, weight),
+        "torch embedding lookup": lambda: torch.nn.functional.embedding(positions, weight),
         "torch SparseAdam": optimizer.step,
     }
 
 
 def bench_dedup(dim: int, runs: int, peers: bool) -> Rows:
-    """Dedup, sum and expansion of a Zipf batch of 65,536 ids."""
+    """Measure deduplication, sum and expansion of a Zipf batch of 65,536 ids."""
     n, random = 65536, np.random.default_rng(0)
     uniform = random.random(n)
     ranks = ((uniform * (1e7**-0.05 - 1) + 1) ** (1 / -0.05)).astype(np.int64)
@@ -271,7 +275,7 @@ def bench_dedup(dim: int, runs: int, peers: bool) -> Rows:
 
 
 def noise(n: int) -> NDArray[np.float32]:
-    """n small values; made once per few so that large sizes start soon."""
+    """Return n small values. A part of them is repeated, so that large sizes are made quickly."""
     part = np.random.default_rng(1).standard_normal(min(n, 1 << 20)).astype(
         np.float32
     ) * np.float32(0.01)

@@ -1,8 +1,8 @@
-"""Look-ups of rows over gRPC in an open loop: their times with and without a training that is followed.
+"""Times of row look-ups over gRPC in an open loop, with and without training that the service follows.
 
-A service follows two servers with a table of a million ids and rows of 16. A client in another process asks
-for 200 ids a call at a steady rate over a few connections; the time of a call counts from the moment at which
-it was due. In turn a worker pushes 20,000 rows a second, and none.
+A service follows two servers with a table of a million ids and rows of 16. A client in another process
+requests 200 ids per call at a steady rate over a few connections. The time of a call is measured from the
+moment at which it was due. A worker pushes 20,000 rows per second in one run, and none in the next.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ SPEC = TableSpec("rows", "sparse", (DIM,), make_rule("adam", {}))
 
 
 def ask(address: str, rate: int, calls: int) -> None:
-    """Make calls at times that are due, by a thread for each connection, and print their milliseconds."""
+    """Make calls when they are due, with a thread for each connection, and print their milliseconds."""
     times: list[float] = []
     begin = time.monotonic() + 0.5
 
@@ -54,14 +54,16 @@ def ask(address: str, rate: int, calls: int) -> None:
 
 
 def measured(address: str, pid: int, rate: int, calls: int) -> dict[str, float]:
-    """Milliseconds of the calls, and the CPU of the service for each."""
+    """Return the milliseconds of the calls, and the CPU time of the service for each."""
     command = [sys.executable, __file__, "--ask", address, str(rate), str(calls)]
     before = cpu_of(pid)
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment(), check=True)
-    times = json.loads(done.stdout)
+    process = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, env=environment(), check=True
+    )
+    times = json.loads(process.stdout)
     cpu = (cpu_of(pid) - before) / calls
-    found = {f"p{level:g} ms": float(np.percentile(times, level)) for level in (50, 90, 99)}
-    return {**found, "CPU us / call": cpu * 1e6}
+    percentiles = {f"p{level:g} ms": float(np.percentile(times, level)) for level in (50, 90, 99)}
+    return {**percentiles, "CPU us / call": cpu * 1e6}
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""The floor under bytes between hosts: one process sends, another receives, and nobody looks at them.
+"""Minimum cost of bytes between hosts: one process sends bytes, and another receives and ignores them.
 
-In the clear, and under mutual TLS of Python's ssl with a job's own certificates; CPU of both processes.
+Without encryption, and under mutual TLS of Python's ssl with a job's certificates. CPU of both processes.
 """
 
 import os
@@ -26,14 +26,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         contexts = _contexts(Path(folder))
         for name, ends in (("in the clear", None), ("mutual TLS", contexts)):
-            taken = [transfer(megabytes, ends) for _ in range(options.runs)]
-            cpu, wall = [*map(statistics.median, zip(*taken, strict=True))]
+            durations = [transfer(megabytes, ends) for _ in range(options.runs)]
+            cpu, wall = [*map(statistics.median, zip(*durations, strict=True))]
             report.rows.append(
                 {
                     "over": name,
                     "CPU-s / GB": cpu,
                     "GB / s": 1 / wall,
-                    "largest CPU-s": max(cpu for cpu, _ in taken),
+                    "largest CPU-s": max(cpu for cpu, _ in durations),
                     "runs": options.runs,
                 }
             )
@@ -43,7 +43,7 @@ def main() -> None:
 def transfer(
     megabytes: int, contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None
 ) -> tuple[float, float]:
-    """CPU of both processes and time of a gigabyte, s."""
+    """Return the CPU seconds of both processes and the wall-clock seconds for a gigabyte."""
     sender, receiver = _connected()
     size = megabytes * CHUNK
     ready, go = os.pipe()
@@ -61,9 +61,9 @@ def transfer(
     end = contexts[1].wrap_socket(receiver, server_side=True) if contexts else receiver
     with end:
         os.read(ready, 1)
-        room, left, before, began = bytearray(CHUNK), size, _cpu(), time.perf_counter()
+        buffer, left, before, began = bytearray(CHUNK), size, _cpu(), time.perf_counter()
         while left:
-            left -= end.recv_into(room) or left
+            left -= end.recv_into(buffer) or left
         cpu, wall = _cpu() - before, time.perf_counter() - began
     os.waitpid(child, 0)
     cpu += float(os.read(ready, 64))
@@ -75,22 +75,22 @@ def transfer(
 def _connected() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         here = socket.create_connection(listener.getsockname())
-        there, _ = listener.accept()
-        return here, there
+        receiver, _ = listener.accept()
+        return here, receiver
 
 
 def _contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """For the sender and for the receiver."""
+    """Return the TLS contexts of the sender and of the receiver."""
     sys.path.insert(0, str(ROOT))
     from psfleet.core.net.connections.certificates import make_credentials
 
-    own = make_credentials(folder)["server"]
+    credentials = make_credentials(folder)["server"]
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     for context in made:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(own / "ca.pem")
-        context.load_cert_chain(own / "cert.pem", own / "key.pem")
+        context.load_verify_locations(credentials / "ca.pem")
+        context.load_cert_chain(credentials / "cert.pem", credentials / "key.pem")
     return made
 
 

@@ -1,12 +1,12 @@
-"""How long a fleet stands still when a machine loses its power.
+"""Time for which a fleet stands still when a machine loses its power.
 
     python benchmarks/machine_loss.py [--times 10] [--load 0]
 
-Needs root: each machine is a network namespace. A job of 2 servers and 1 worker on 3 machines, in sync mode
-with --replicas 1; the worker pushes without a pause, to both servers. The machine of a server, by turns of
-server 0 and server 1, is cut off and all of its processes are killed. A measurement is the time from there
-to the acknowledgement of the first push after the takeover. `--load` starts as many processes that do nothing
-but count. At the end a table that counts pushes says that none is lost.
+Needs root, because each machine is a network namespace. A job of 2 servers and 1 worker runs on 3 machines,
+in sync mode with --replicas 1. The worker pushes to both servers without a pause. The machine of a server,
+alternately of server 0 and server 1, is cut off and all of its processes are killed. A measurement is the
+time from there to the acknowledgement of the first push after the takeover. `--load N` starts N processes
+that only consume CPU. At the end a table that counts pushes shows that none is lost.
 """
 
 import argparse
@@ -37,7 +37,7 @@ BEFORE, AFTER = 2.0, 5.0  # seconds of training on either side
 
 
 def work(acknowledged: Path, over: Path) -> None:
-    """The worker: pushes until it is told to end, and notes when each push was acknowledged."""
+    """Run the worker: push until `over` exists, and record when each push was acknowledged."""
     from psfleet import fleet
     from psfleet.core.runtime.process_runtime import current
 
@@ -57,7 +57,7 @@ def work(acknowledged: Path, over: Path) -> None:
 
 
 class Run:
-    """One job, whose machine `victim` loses its power."""
+    """A job whose machine `victim` loses its power."""
 
     def __init__(self, lab: Lab, folder: Path, victim: str) -> None:
         self._lab = lab
@@ -66,7 +66,7 @@ class Run:
         self._err = folder / "err"
 
     def seconds(self) -> float:
-        """From the power-off to the next acknowledgement."""
+        """Return the seconds from the power-off to the next acknowledgement."""
         acknowledged, over = self._folder / "acknowledged", self._folder / "over"
         with self._launcher(acknowledged, over) as launcher, self._agents(launcher):
             for server in (0, 1):
@@ -108,9 +108,9 @@ class Run:
     @contextlib.contextmanager
     def _agents(self, launcher: "subprocess.Popen[str]") -> Iterator[None]:
         self._await(lambda: "agent --join" in self._err.read_text(), launcher)
-        found = re.search(r"psfleet (agent --join \S+ --credentials \S+)", self._err.read_text())
-        assert found
-        program = [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", *found[1].split()]
+        match = re.search(r"psfleet (agent --join \S+ --credentials \S+)", self._err.read_text())
+        assert match
+        program = [sys.executable, "-m", "psfleet_launch.commands.psfleet_cli", *match[1].split()]
         quiet = subprocess.DEVNULL
         with contextlib.ExitStack() as stack:
             for number, name in enumerate(HOSTS, 1):
@@ -130,39 +130,39 @@ class Run:
 
 
 def _first_after(acknowledged: Path, at: float) -> float:
-    """When the first push was acknowledged that had to wait for the takeover; 0: none was yet."""
+    """Return when the first push that had to wait for the takeover was acknowledged, or 0 if none was yet."""
     times = np.array([float(line) for line in acknowledged.read_text().splitlines()])
     late = times[1:][(times[1:] > at) & (np.diff(times) > 0.5)]
     return float(late[0]) if late.size else 0.0
 
 
 def measure(times: int) -> None:
-    """Lose machines in turn and say what was found."""
-    found = []
+    """Turn off machines in turn, and print the times."""
+    durations = []
     for number in range(times):
         with tempfile.TemporaryDirectory() as made, laboratory(Path(made), HOSTS) as lab:
-            found.append(Run(lab, Path(made), PRIMARIES[number % 2]).seconds())
-        print(f"server {number % 2}: {found[-1]:.2f} s", flush=True)
+            durations.append(Run(lab, Path(made), PRIMARIES[number % 2]).seconds())
+        print(f"server {number % 2}: {durations[-1]:.2f} s", flush=True)
     for server in (0, 1):
-        print(f"server {server}: median {statistics.median(found[server::2]):.2f} s")
+        print(f"server {server}: median {statistics.median(durations[server::2]):.2f} s")
     print(
-        f"{times} machines: median {statistics.median(found):.2f} s, worst {max(found):.2f} s; "
+        f"{times} machines: median {statistics.median(durations):.2f} s, worst {max(durations):.2f} s; "
         f"every push counted once; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     )
 
 
 def main() -> None:
-    """The job's worker where there is a job, else who starts it."""
+    """Run the worker in a job's worker process; otherwise start the jobs."""
     if os.environ.get("PSFLEET_ROLE") == "worker":
         work(*map(Path, sys.argv[1:]))
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--load", type=int, default=0)
-    asked = parser.parse_args()
-    load = [subprocess.Popen([sys.executable, "-c", "while 1: pass"]) for _ in range(asked.load)]
+    options = parser.parse_args()
+    load = [subprocess.Popen([sys.executable, "-c", "while 1: pass"]) for _ in range(options.load)]
     try:
-        measure(asked.times)
+        measure(options.times)
     finally:
         for process in load:
             process.kill()

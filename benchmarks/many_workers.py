@@ -1,7 +1,7 @@
-"""What each part of a fleet costs its servers with 100, 300 and 1,000 workers.
+"""Cost of each operation of a fleet for its servers with 100, 300 and 1,000 workers.
 
-A few processes hold all workers, with connections of their own each. CPU is that of both servers; a part that
-grows with the square of the workers shows it.
+A few processes hold all workers. Each worker has its own connections. CPU is that of both servers. An
+operation whose cost grows with the square of the workers shows here.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from psfleet.fleet.testing.local_fleet import LocalFleet
 
 SERVERS, PROCESSES, DIM, IDS, IDLE = 2, 4, 16, 8, 5.0
 PARTS = ("join", "barrier", "sum of 100,000", "first step", "step", "idle second", "one comes back")
-"""Parts in the order in which the workers come to them."""
+"""Operations in the order in which the workers run them."""
 
 
 def work(first: int, count: int) -> None:
-    """So many workers; each line of input takes all of them through the next part."""
+    """Run `count` workers. Each line of input makes all workers run the next operation."""
     import psfleet
     from psfleet.core.base.settings.environment import read_environment
 
@@ -77,7 +77,7 @@ def work(first: int, count: int) -> None:
 
 
 def measured(workers: int) -> list[dict[str, Any]]:
-    """One row for each part."""
+    """Return one row for each operation."""
     with contextlib.ExitStack() as stack:
         fleet = stack.enter_context(LocalFleet(SERVERS, workers))
         crew = many_workers(stack, __file__, workers, PROCESSES, fleet.endpoints)

@@ -1,4 +1,9 @@
-"""How a figure is taken: contenders in turn, CPU seconds of all processes, medians and spread."""
+"""Measures contenders in turn: CPU seconds of all processes, medians and spread.
+
+A benchmark starts its contenders (`Subject`, usually `processes.Crew`) and calls `in_turn`. All contenders
+are warmed up, and then run alternately, so that changes of the machine's load affect every contender. CPU
+seconds are comparable on a busy machine; wall-clock times are not.
+"""
 
 import math
 import os
@@ -26,13 +31,13 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured run.
+    """Measured run.
 
     Attributes:
-        wall: Seconds from the first process's start of the run to the last one's end.
+        wall: Seconds from the start of the first process's run to the end of the last one's.
         cpu: User and system seconds, by group of processes ("servers", "workers").
-        others: Cores that processes of nobody in this run used meanwhile.
-        report: What the workers said of the run.
+        others: Number of cores that processes outside this run used meanwhile.
+        report: Results that the workers have printed for the run.
     """
 
     wall: float
@@ -48,7 +53,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Summary:
-    """Medians of several samples, and how far they lie apart: (largest - smallest) / median."""
+    """Medians of several samples, and their spread: (largest - smallest) / median."""
 
     runs: int
     wall: float
@@ -60,7 +65,7 @@ class Summary:
 
     @property
     def noise(self) -> dict[str, float]:
-        """The columns of a report that say how far its figures can be trusted."""
+        """Report columns that show how reliable the figures are."""
         return {
             "CPU spread": self.cpu_spread,
             "wall spread": self.wall_spread,
@@ -70,27 +75,27 @@ class Summary:
 
 
 class Subject(Protocol):
-    """A contender whose processes are up and wait."""
+    """A contender whose processes are started and wait."""
 
     name: str
 
     def processes(self) -> dict[str, list[int]]:
-        """Process ids by group."""
+        """Return the process ids by group."""
 
     def run(self, steps: int) -> list[dict[str, Any]]:
-        """Have every worker make `steps` steps; return when all are done."""
+        """Make every worker run `steps` steps, and return when all are done."""
 
 
 def in_turn(subjects: Sequence[Subject], *, warm: int, steps: int, runs: int) -> dict[str, Summary]:
-    """Measure every subject `runs` times, one after the other, round by round."""
+    """Measure every subject `runs` times, in alternating order, and return the summaries by name."""
     samples = samples_in_turn(subjects, warm=warm, steps=steps, runs=runs)
-    return {name: summarize(taken) for name, taken in samples.items()}
+    return {name: summarize(subject_samples) for name, subject_samples in samples.items()}
 
 
 def samples_in_turn(
     subjects: Sequence[Subject], *, warm: int, steps: int, runs: int
 ) -> dict[str, list[Sample]]:
-    """The samples themselves, by the subject's name. Every second round goes the other way round."""
+    """Return the samples by the subject's name. Every second round goes in reverse order."""
     for subject in subjects:
         subject.run(warm)
     samples: dict[str, list[Sample]] = {subject.name: [] for subject in subjects}
@@ -101,18 +106,21 @@ def samples_in_turn(
 
 
 def paired_ratio(of: Sequence[Sample], to: Sequence[Sample]) -> tuple[float, float, float]:
-    """The median ratio of the CPU of two subjects in the same round, and the bounds of its 95 % interval.
+    """Return the median ratio of two subjects' CPU times in the same round, and its 95 % confidence interval.
 
-    Rounds lie close together in time, so what else the machine does cancels out in most ratios. The
+    Runs of a round are close together in time, so the load of other processes cancels out in most ratios. The
     bounds are order statistics (Hahn and Meeker, Statistical Intervals, 1991, chapter 5).
     """
-    ratios = sorted(one.total / other.total for one, other in zip(of, to, strict=True))
+    ratios = sorted(
+        first_sample.total / second_sample.total
+        for first_sample, second_sample in zip(of, to, strict=True)
+    )
     out = max(math.floor((len(ratios) - 1.96 * math.sqrt(len(ratios))) / 2), 0)
     return statistics.median(ratios), ratios[out], ratios[-1 - out]
 
 
 def summarize(samples: Sequence[Sample]) -> Summary:
-    """Medians and spread."""
+    """Return medians and spread."""
     walls, cpus = [s.wall for s in samples], [s.total for s in samples]
     parts = {group: statistics.median(s.cpu[group] for s in samples) for group in samples[0].cpu}
     return Summary(
@@ -127,12 +135,12 @@ def summarize(samples: Sequence[Sample]) -> Summary:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """User and system time of live processes, all threads, to the nanosecond."""
+    """Return user and system time of live processes, over all threads, with nanosecond resolution."""
     return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """Return a description of the machine: processor, cores, load and time."""
     with open("/proc/cpuinfo", encoding="ascii") as file:
         model = next((line.split(":")[1].strip() for line in file if "model name" in line), "?")
     return {
@@ -150,12 +158,12 @@ def _measure(subject: Subject, steps: int) -> Sample:
     report = subject.run(steps)
     wall = time.perf_counter() - start
     cpu = {group: cpu_seconds(pids) - before[group] for group, pids in groups.items()}
-    others = max(_busy() - busy - sum(cpu.values()), 0.0) / wall
-    return Sample(wall, cpu, others, report)
+    other_cores = max(_busy() - busy - sum(cpu.values()), 0.0) / wall
+    return Sample(wall, cpu, other_cores, report)
 
 
 def _busy() -> float:
-    """Seconds that all cores together have worked since the machine started."""
+    """Return the seconds that all cores together have worked since the machine started."""
     with open("/proc/stat", encoding="ascii") as file:
         user, nice, system, _, _, irq, soft = map(int, file.readline().split()[1:8])
     return (user + nice + system + irq + soft) / _TICK

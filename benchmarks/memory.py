@@ -1,17 +1,17 @@
-"""What a server's memory goes to: rows, small tables, workers.
+"""Memory of a server for rows, small tables and workers.
 
     python benchmarks/memory.py [--rows 1000000 5000000] [--precision float32 bfloat16]
                                 [--tables 300 1000] [--workers 256]
 
-Each part has a server process of its own. Figures are the growth of RssAnon (private memory) and
-RssShmem (memory shared with workers of this host) in its /proc/PID/status.
+Each part has its own server process. Figures are the growth of RssAnon (private memory) and RssShmem (memory
+shared with workers of this host) in its /proc/PID/status.
 
-- A row: 16 weights under Adam, in float32 192 bytes of values and state; the rest is index, and pages made
-  ahead. Each precision is measured, beside float32.
+- A row: 16 weights under Adam. In float32 that is 192 bytes of values and state; the remaining bytes are the
+  index, and pages allocated ahead. Each precision is measured.
 - A small table: 100 rows of 16 under Adam.
-- A worker: it is connected, has pushed and pulled 100 rows, and stays.
-- A burst: one worker pushes 262,144 rows 40 times to two servers and waits for none of these pushes.
-  Both servers map the same shared memory.
+- A worker: it is connected, has pushed and pulled 100 rows, and stays connected.
+- A burst: one worker pushes 262,144 rows 40 times to two servers without waiting for these pushes. Both
+  servers map the same shared memory.
 """
 
 import argparse
@@ -35,7 +35,7 @@ BURST = 262_144
 
 
 def spec(name: str, precision: RowPrecision = "float32") -> TableSpec:
-    """A sparse table under Adam."""
+    """Return a sparse table under Adam."""
     return TableSpec(name, "sparse", (DIM,), make_rule("adam", {}), precision=precision)
 
 
@@ -47,49 +47,49 @@ def push(runtime: Runtime, table: TableSpec, first: int, count: int) -> None:
 
 
 def memory(fleet: LocalFleet) -> np.ndarray:
-    """RssAnon and RssShmem of the server, in bytes."""
+    """Return RssAnon and RssShmem of the server, in bytes."""
     lines = Path(f"/proc/{fleet.processes[0].pid}/status").read_text().splitlines()
-    found = dict(line.split(":", 1) for line in lines)
-    return np.array([int(found[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem")])
+    fields = dict(line.split(":", 1) for line in lines)
+    return np.array([int(fields[name].split()[0]) << 10 for name in ("RssAnon", "RssShmem")])
 
 
 def rows(sizes: list[int], precision: RowPrecision) -> Iterator[str]:
-    """Private bytes of a row as one table grows to each of these sizes."""
+    """Yield the private bytes per row as one table grows to each of these sizes."""
     with LocalFleet(servers=1, workers=1) as fleet:
-        runtime, table, there = fleet.connect(0, "async"), spec("rows", precision), 0
+        runtime, table, row_count = fleet.connect(0, "async"), spec("rows", precision), 0
         first_table = spec("first", precision)
         runtime.create(first_table)
         push(runtime, first_table, 0, BATCH)  # compiled, and buffers of a batch are there
         before = memory(fleet)
         runtime.create(table)
         for size in sorted(sizes):
-            for first in range(there, size, BATCH):
+            for first in range(row_count, size, BATCH):
                 push(runtime, table, first, min(BATCH, size - first))
-            there = size
+            row_count = size
             private, _ = (memory(fleet) - before) / size
             yield f"{size:>12,} rows of {DIM} under Adam, {precision}: {private:.0f} private bytes a row"
         runtime.close()
 
 
 def tables(counts: list[int]) -> Iterator[str]:
-    """Private bytes of a small table."""
+    """Yield the private bytes per small table."""
     with LocalFleet(servers=1, workers=1) as fleet:
-        runtime, there = fleet.connect(0, "async"), 0
+        runtime, table_count = fleet.connect(0, "async"), 0
         runtime.create(spec("first"))
         push(runtime, spec("first"), 0, FEW)
         before = memory(fleet)
         for count in sorted(counts):
-            for number in range(there, count):
+            for number in range(table_count, count):
                 runtime.create(spec(f"t{number}"))
                 push(runtime, spec(f"t{number}"), 0, FEW)
-            there = count
+            table_count = count
             private, _ = (memory(fleet) - before) / count / 1024
             yield f"{count:>12,} tables of {FEW} rows: {private:.0f} KiB a table"
         runtime.close()
 
 
 def workers(count: int) -> Iterator[str]:
-    """Bytes of the server for each worker that is connected."""
+    """Yield the bytes of the server for each connected worker."""
     with LocalFleet(servers=1, workers=count) as fleet, ExitStack() as stack:
         table = spec("rows")
         before = memory(fleet)
@@ -106,7 +106,7 @@ def workers(count: int) -> Iterator[str]:
 
 
 def burst(pushes: int) -> Iterator[str]:
-    """Memory that a worker and its servers share for large pushes."""
+    """Yield the memory that a worker and its servers share for large pushes."""
     with LocalFleet(servers=2, workers=1) as fleet:
         runtime, table = fleet.connect(0, "async"), spec("rows")
         runtime.create(table)
@@ -125,7 +125,7 @@ def burst(pushes: int) -> Iterator[str]:
 
 
 def main() -> None:
-    """Measure, and say what was found."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="*", default=[1_000_000, 2_000_000, 5_000_000])
     every = get_args(RowPrecision)
@@ -133,9 +133,9 @@ def main() -> None:
     parser.add_argument("--tables", type=int, nargs="*", default=[300, 1000])
     parser.add_argument("--workers", type=int, default=256)
     parser.add_argument("--pushes", type=int, default=40, help="of a burst")
-    asked = parser.parse_args()
-    parts = [rows(asked.rows, precision) for precision in asked.precision]
-    parts += [tables(asked.tables), workers(asked.workers), burst(asked.pushes)]
+    options = parser.parse_args()
+    parts = [rows(options.rows, precision) for precision in options.precision]
+    parts += [tables(options.tables), workers(options.workers), burst(options.pushes)]
     for lines in parts:
         for line in lines:
             print(line, flush=True)

@@ -1,10 +1,10 @@
-"""What the consistency modes cost on one small job: CPU seconds of workers and servers, calls and staleness.
+"""Costs of the consistency modes on one small job: CPU seconds of workers and servers, calls and staleness.
 
     python benchmarks/modes.py [--steps 200] [--repeats 3]
 
-Two servers, two workers (threads of this process, with a table between them of 20,000 ids and 64
-dense weights); the same samples in every mode. CPU seconds are comparable on a busy machine, wall time
-is not; a mode that lets workers wait costs wall time that does not show here.
+Two servers, two workers (threads of this process), a table of 20,000 ids and 64 dense weights, and the same
+samples in every mode. CPU seconds are comparable on a busy machine, wall-clock time is not. A mode in which
+workers wait costs wall-clock time that does not show here.
 """
 
 import argparse
@@ -39,14 +39,14 @@ WORKERS = 2
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one run.
+    """Figures of one run.
 
     Attributes:
         worker, server: CPU seconds of all workers and of all servers.
-        pushes: That the busiest server has counted.
-        megabytes: That all servers have received and sent in data calls.
-        staleness: Which 99 % of pushes did not exceed; None: rounds.
-        loss: On samples that nobody trained on.
+        pushes: Number of pushes at the busiest server.
+        megabytes: Data that all servers have received and sent, in MB.
+        staleness: Staleness that 99 % of pushes did not exceed, or None in a mode with rounds.
+        loss: Loss on samples that were not trained on.
     """
 
     worker: float
@@ -78,46 +78,46 @@ def measure(job: ClicksWorkload, consistency: ConsistencySettings) -> Figures:
 
 
 def cpu(runtime: ModeSwitchRuntime) -> tuple[float, float]:
-    """CPU seconds so far: of this process, and of the servers."""
+    """Return the CPU seconds so far of this process, and of the servers."""
     return time.process_time(), sum(server["cpu_seconds"] for server in runtime.stats())
 
 
 def figures_of(
     job: ClicksWorkload, runtime: ModeSwitchRuntime, before: tuple[float, float]
 ) -> Figures:
-    """Since the moment at which `cpu` gave `before`."""
+    """Return the figures since the moment at which `cpu` returned `before`."""
     worker, server = (now - then for now, then in zip(cpu(runtime), before, strict=True))
     stats = runtime.stats()
     return Figures(
         worker,
         server,
-        max(each["pushes"] for each in stats),
-        sum(each["bytes_in"] + each["bytes_out"] for each in stats) / 1e6,
-        quantile((each["staleness"] for each in stats), 0.99),
+        max(status["pushes"] for status in stats),
+        sum(status["bytes_in"] + status["bytes_out"] for status in stats) / 1e6,
+        quantile((status["staleness"] for status in stats), 0.99),
         job.log_loss(runtime),
     )
 
 
 def main() -> None:
-    """Print a table: medians of the repeats, which go through the modes in turn."""
+    """Print a table of medians. The repeats alternate between the modes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=3)
-    asked = parser.parse_args()
-    job = ClicksWorkload(steps=asked.steps, batch=512, items=20_000, fields=26, numbers=64)
+    options = parser.parse_args()
+    job = ClicksWorkload(steps=options.steps, batch=512, items=20_000, fields=26, numbers=64)
     runs: dict[str, list[Figures]] = {name: [] for name in MODES}
     for consistency in (MODES["async"], MODES["geo, k_steps 10"]):  # kernels are loaded
         measure(dataclasses.replace(job, steps=2), consistency)
-    for _ in range(asked.repeats):
+    for _ in range(options.repeats):
         for name, consistency in MODES.items():
             runs[name].append(measure(job, consistency))
     heads = ["mode", "samples per CPU second", "CPU of workers, s", "of servers, s", "pushes"]
     heads += ["MB", "staleness p99", "log loss"]
     print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
-    for name, found in runs.items():
-        middle = sorted(found, key=lambda run: run.worker + run.server)[len(found) // 2]
+    for name, figures in runs.items():
+        middle = sorted(figures, key=lambda run: run.worker + run.server)[len(figures) // 2]
         rate = statistics.median(
-            WORKERS * job.steps * job.batch / (run.worker + run.server) for run in found
+            WORKERS * job.steps * job.batch / (run.worker + run.server) for run in figures
         )
         stale = "-" if middle.staleness is None else middle.staleness
         print(

@@ -1,7 +1,7 @@
-"""A step of a plain client with four tables: one call for all of them, and a call for each.
+"""A step of a plain client with four tables: one call for all tables, compared with a call for each.
 
-One worker, 2 servers, sync and async mode, and embedded; three sparse tables of dim 16 and a dense
-one of 64 values, 256 ids of each a step, Adam. CPU is that of servers and worker together.
+One worker, 2 servers, sync and async mode, and embedded. Three sparse tables of dim 16 and a dense table of
+64 values, 256 ids of each per step, Adam. CPU is that of servers and worker together.
 """
 
 import contextlib
@@ -17,7 +17,12 @@ DIM, IDS, ROWS = 16, 256, 100_000
 
 
 def work(mode: Any, together: bool) -> None:
-    """A worker; mode: of the fleet, or embedded."""
+    """Run a worker.
+
+    Args:
+        mode: Consistency mode of the fleet, or "embedded".
+        together: True to use one call for all tables.
+    """
     import psfleet
     from psfleet.core.base.settings.environment import Environment
 
@@ -31,9 +36,9 @@ def work(mode: Any, together: bool) -> None:
         rows, slope = np.full((IDS, DIM), 0.01, np.float32), np.full(64, 0.01, np.float32)
 
         def step(number: int) -> None:
-            asked = dict(zip(sparse, batches[number % len(batches)], strict=True))
-            ps.pull({**asked, dense: None})
-            ps.push({**{table: (ids, rows) for table, ids in asked.items()}, dense: slope})
+            ids_by_table = dict(zip(sparse, batches[number % len(batches)], strict=True))
+            ps.pull({**ids_by_table, dense: None})
+            ps.push({**{table: (ids, rows) for table, ids in ids_by_table.items()}, dense: slope})
 
         def step_one_by_one(number: int) -> None:
             batch = batches[number % len(batches)]
@@ -63,8 +68,8 @@ def main() -> None:
             for how in ("one call", "a call for each")
         ]
         steps = options.steps or (100 if options.short else 500)
-        found = in_turn(crews, warm=50, steps=steps, runs=options.runs)
-    report.rows += [row(name, steps, summary) for name, summary in found.items()]
+        summaries = in_turn(crews, warm=50, steps=steps, runs=options.runs)
+    report.rows += [row(name, steps, summary) for name, summary in summaries.items()]
     finish(report, options.json)
 
 

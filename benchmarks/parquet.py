@@ -1,9 +1,9 @@
-"""Reading Parquet files in the shape of DLRM-DCNv2: 13 numbers and 26 multi-hot features, 214 ids a sample.
+"""Reading Parquet files in the shape of DLRM-DCNv2: 13 numbers and 26 multi-hot features, 214 ids per sample.
 
-Makes the files, file by file, in a folder if it is empty. "pyarrow": read_row_group of all columns, one
-after the other. "batches": ParquetFiles through fleet.dataset, in order; "shuffled": with a seed;
-"prefetched": in order, two batches ahead in a thread. CPU is that of all threads of this process.
-"of pyarrow" compares MB / CPU s with pyarrow's in the same turn.
+The files are written to a folder if it is empty. "pyarrow": read_row_group of all columns, one after the
+other. "batches": ParquetFiles through fleet.dataset, in order. "shuffled": with a seed. "prefetched": in
+order, two batches ahead in a thread. CPU is that of all threads of this process. "of pyarrow" compares MB per
+CPU second with pyarrow's in the same round.
 """
 
 import time
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from reporting import Report, arguments, finish
 
-# Rows of the table of each feature, and its ids a sample, in the MLPerf benchmark of DLRM-DCNv2
+# Number of rows of each feature's table, and of ids per sample, in the MLPerf benchmark of DLRM-DCNv2
 # (mlcommons/training, recommendation_v2).
 SIZES = [
     *(
@@ -40,7 +40,7 @@ NUMBERS, GROUP = 13, 65_536
 
 
 def make(folder: Path, rows: int, per_file: int = 4 * GROUP) -> None:
-    """Files of `rows` samples in all."""
+    """Write files with `rows` samples in all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -58,7 +58,7 @@ def make(folder: Path, rows: int, per_file: int = 4 * GROUP) -> None:
 
 
 def by_pyarrow(folder: Path) -> int:
-    """Every row group as a table of Arrow."""
+    """Read every row group as a table of Arrow. Returns the number of rows."""
     import pyarrow.parquet as pq
 
     rows = 0
@@ -69,7 +69,7 @@ def by_pyarrow(folder: Path) -> int:
 
 
 def by_batches(folder: Path, batch_size: int, seed: int | None = None, prefetch: int = 0) -> int:
-    """Every row in a batch of a feature set."""
+    """Read every row in batches of a feature set. Returns the number of rows."""
     from psfleet import fleet
     from psfleet.data.parquet import ParquetFiles
     from psfleet.features import Feature, FeatureSet, Number, Table
@@ -87,7 +87,7 @@ def by_batches(folder: Path, batch_size: int, seed: int | None = None, prefetch:
 
 
 def measured(name: str, read: Callable[[], int], size: int) -> dict[str, Any]:
-    """A line of the report."""
+    """Return a line of the report."""
     wall, cpu = time.perf_counter(), time.process_time()
     rows = read()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -100,7 +100,7 @@ def measured(name: str, read: Callable[[], int], size: int) -> dict[str, Any]:
 
 
 def turn(readers: dict[str, Callable[[], int]], size: int) -> list[dict[str, Any]]:
-    """Each reader once, beside pyarrow."""
+    """Measure each reader once, compared with pyarrow."""
     rows: list[dict[str, Any]] = []
     for name, read in readers.items():
         row = measured(name, read, size)
@@ -111,7 +111,7 @@ def turn(readers: dict[str, Callable[[], int]], size: int) -> list[dict[str, Any
 
 
 def warm_up(batch_size: int) -> None:
-    """What is done once in a process: modules are imported, kernels are loaded."""
+    """Do the work that a process needs once: import modules and load kernels."""
     with TemporaryDirectory() as folder:
         make(Path(folder), 2 * GROUP)
         by_pyarrow(Path(folder))

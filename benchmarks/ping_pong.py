@@ -1,6 +1,6 @@
-"""The floor under a call: two processes that only wake each other, in turn.
+"""Minimum cost of a call: two processes that only wake each other in turn.
 
-What a pull and push cost beyond this is software of ours. CPU is that of both processes.
+A pull or push costs this and psfleet's own work. CPU is that of both processes.
 """
 
 import os
@@ -21,14 +21,14 @@ def main() -> None:
     trips = options.steps or (2_000 if options.short else 20_000)
     report = Report("ping_pong", "Round trips between two processes")
     for name, ends in (("eventfd", _eventfds), ("unix socket, 200 bytes", _sockets)):
-        taken = [round_trips(*ends(), trips) for _ in range(options.runs)]
-        cpu, wall = [*map(statistics.median, zip(*taken, strict=True))]
+        durations = [round_trips(*ends(), trips) for _ in range(options.runs)]
+        cpu, wall = [*map(statistics.median, zip(*durations, strict=True))]
         report.rows.append(
             {
                 "over": name,
                 "CPU us / round trip": cpu,
                 "round trips / s": 1e6 / wall,
-                "largest CPU us": max(cpu for cpu, _ in taken),
+                "largest CPU us": max(cpu for cpu, _ in durations),
                 "runs": options.runs,
             }
         )
@@ -38,7 +38,7 @@ def main() -> None:
 def round_trips(
     ask: Callable[[], Any], reply: Callable[[], Any], trips: int
 ) -> tuple[float, float]:
-    """CPU of both processes and time of a round trip, us."""
+    """Return the CPU time of both processes and the wall-clock time of a round trip, in us."""
     before, began = _cpu(resource.RUSAGE_SELF), time.perf_counter()
     spent = _cpu(resource.RUSAGE_CHILDREN)
     child = os.fork()
@@ -55,19 +55,19 @@ def round_trips(
 
 
 def _eventfds() -> tuple[Callable[[], Any], Callable[[], Any]]:
-    there, back = os.eventfd(0), os.eventfd(0)
+    forward, back = os.eventfd(0), os.eventfd(0)
     return (
-        lambda: (os.eventfd_write(there, 1), os.eventfd_read(back)),
-        lambda: (os.eventfd_read(there), os.eventfd_write(back, 1)),
+        lambda: (os.eventfd_write(forward, 1), os.eventfd_read(back)),
+        lambda: (os.eventfd_read(forward), os.eventfd_write(back, 1)),
     )
 
 
 def _sockets() -> tuple[Callable[[], Any], Callable[[], Any]]:
-    here, there = socket.socketpair()
-    room = bytearray(len(MESSAGE))
+    here, far = socket.socketpair()
+    buffer = bytearray(len(MESSAGE))
     return (
-        lambda: (here.sendall(MESSAGE), here.recv_into(room)),
-        lambda: (there.recv_into(room), there.sendall(MESSAGE)),
+        lambda: (here.sendall(MESSAGE), here.recv_into(buffer)),
+        lambda: (far.recv_into(buffer), far.sendall(MESSAGE)),
     )
 
 

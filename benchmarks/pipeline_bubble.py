@@ -1,8 +1,9 @@
-"""The bubble of each schedule, measured in real stage processes, beside its formula.
+"""Idle time (bubble) of each pipeline schedule, measured in real stage processes, compared with its formula.
 
-The pieces nap, so that two cores can show any number of stages; each nap's begin and end are noted on
-the machine's one clock. The bubble is the share of the stages' time, from the first nap of a step to
-the last, in which they do not nap: messages, waking up and the engine's own work are all in it.
+The pieces of work only sleep, so that two cores can run any number of stages. Begin and end of each sleep are
+recorded on the machine's monotonic clock. The bubble is the fraction of the stages' time, from the first
+sleep of a step to the last, in which they do not sleep. It includes messages, wake-ups and the engine's own
+work.
 """
 
 import argparse
@@ -30,7 +31,7 @@ naps: list[tuple[float, float]] = []
 
 @dataclass(frozen=True)
 class Nap(Op):
-    """x + w after a nap; the gradients take a nap each."""
+    """Computes x + w after a sleep. Each gradient takes a sleep too."""
 
     seconds: float
 
@@ -47,14 +48,14 @@ class Nap(Op):
 
 
 def nap(seconds: float) -> None:
-    """Sleep, and note when."""
+    """Sleep, and record when."""
     begin = time.monotonic()
     time.sleep(seconds)
     naps.append((begin, time.monotonic()))
 
 
 def work(stages: int, micro: int, seconds: float, steps: int, out: Path) -> None:
-    """A stage's process: take steps, and write down the naps of each."""
+    """Run the process of a stage: make steps, and write the sleeps of each."""
     import psfleet as ps
     from psfleet import fleet, layers, optimizer
     from psfleet.core.base.settings.environment import read_environment
@@ -79,15 +80,15 @@ def work(stages: int, micro: int, seconds: float, steps: int, out: Path) -> None
 
 
 def measure(kind: str, stages: int, micro: int, seconds: float, steps: int) -> list[float]:
-    """The bubble of each step of a job."""
+    """Return the bubble of each step of a job."""
     with tempfile.TemporaryDirectory() as folder:
         job = [sys.executable, "-m", "psfleet_launch", "--no-progress", "--log-dir", folder]
         job += ["--pipeline", kind, "--stages", str(stages), "--micro-batches", str(micro)]
-        own = ["--worker", "--stages", str(stages), "--micro-batches", str(micro)]
-        own += ["--seconds", str(seconds), "--steps", str(steps), "--out", folder]
-        subprocess.run([*job, __file__, *own], env=environment(), check=True)
-        told = [json.loads(Path(folder, f"{s}.json").read_text()) for s in range(stages)]
-    return [_bubble([of_stage[step] for of_stage in told]) for step in range(steps)]
+        worker_arguments = ["--worker", "--stages", str(stages), "--micro-batches", str(micro)]
+        worker_arguments += ["--seconds", str(seconds), "--steps", str(steps), "--out", folder]
+        subprocess.run([*job, __file__, *worker_arguments], env=environment(), check=True)
+        reports = [json.loads(Path(folder, f"{s}.json").read_text()) for s in range(stages)]
+    return [_bubble([of_stage[step] for of_stage in reports]) for step in range(steps)]
 
 
 def _bubble(spans: list[list[list[float]]]) -> float:
@@ -97,7 +98,7 @@ def _bubble(spans: list[list[list[float]]]) -> float:
 
 
 def line(kind: str, stages: int, micro: int, bubbles: list[float]) -> dict[str, Any]:
-    """A line of the report."""
+    """Return a line of the report."""
     theory, median = (stages - 1) / (micro + stages - 1), statistics.median(bubbles)
     return {
         "schedule": f"{kind}, {stages} stages, {micro} micro-batches",
@@ -127,10 +128,10 @@ def main() -> None:
         f"Bubble of pipelines whose pieces nap {options.seconds * 1e3:g} ms, in stage processes",
     )
     for kind in options.schedules:
-        found = [
+        bubbles = [
             x for _ in range(options.runs) for x in measure(kind, *shape, options.seconds, steps)
         ]
-        report.rows.append(line(kind, *shape, found))
+        report.rows.append(line(kind, *shape, bubbles))
     finish(report, options.json)
 
 

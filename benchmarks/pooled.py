@@ -1,10 +1,9 @@
-"""The sparse path in the shape of DLRM-DCNv2, beside FBGEMM's CPU kernels (TBE), with one thread each.
+"""The sparse path in the shape of DLRM-DCNv2, compared with FBGEMM's CPU kernels (TBE), with one thread each.
 
-26 tables, 214 ids a sample, which are pooled by sums, dim 128 and 16, row-wise Adagrad. A step looks all
-bags up and updates their rows with a gradient for each bag; there is no dense model. Ids of a table are
-log-uniform over its rows (Zipf-like, exponent 1). "embedded": psfleet in one process; "2 servers": one worker
-and two servers, which share memory; "TLS": as between hosts. FBGEMM is in another environment (--fbgemm
-PYTHON; see README.md).
+26 tables, 214 ids per sample, pooled by sums, dim 128 and 16, row-wise Adagrad. A step looks up all bags, and
+updates their rows with a gradient for each bag. There is no dense model. Ids of a table are log-uniform over
+its rows (Zipf-like, exponent 1). "embedded": psfleet in one process. "2 servers": one worker and two servers
+that share memory. "TLS": as between hosts. FBGEMM is in another environment (--fbgemm PYTHON; see README.md).
 """
 
 import contextlib
@@ -26,7 +25,7 @@ NAMES = [f"cat_{number}" for number in range(len(HOT))]
 
 
 def batches(samples: int, rows: int) -> list[list[Any]]:
-    """Ids of each feature, int64 [samples, its ids a sample]."""
+    """Return for each batch the ids of each feature, int64 [samples, ids per sample]."""
     dice = np.random.default_rng(0)
     return [
         [(rows ** dice.random((samples, hot))).astype(np.int64) - 1 for hot in HOT]
@@ -35,24 +34,27 @@ def batches(samples: int, rows: int) -> list[list[Any]]:
 
 
 def psfleet_step(ps: Any, dim: int, samples: int, rows: int) -> Step:
-    """One pull of all bags, and one push of their gradients."""
+    """Return a step with one pull of all bags, and one push of their gradients."""
     from psfleet.features import Feature, FeatureSet, Jagged, Table
     from psfleet.optimizer import RowWiseAdagrad
 
     optimizer = RowWiseAdagrad(RATE, epsilon=EPS)
     features = FeatureSet(Feature(name, Table(name, dim, optimizer)) for name in NAMES)
-    given = [
+    inputs = [
         {
             name: Jagged(ids.reshape(-1), np.full(samples, ids.shape[1]))
             for name, ids in zip(NAMES, batch, strict=True)
         }
         for batch in batches(samples, rows)
     ]
-    return lookup_step(ps, features, given, samples, dim)
+    return lookup_step(ps, features, inputs, samples, dim)
 
 
 def fbgemm_step(dim: int, samples: int, rows: int) -> Step:
-    """One forward and one backward pass of FBGEMM's table-batched embeddings, which update in the latter."""
+    """Return a step with one forward and one backward pass of FBGEMM's table-batched embeddings.
+
+    The backward pass also updates the rows.
+    """
     import torch
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
@@ -70,21 +72,21 @@ def fbgemm_step(dim: int, samples: int, rows: int) -> Step:
     )
     lengths = torch.tensor(np.repeat(HOT, samples))
     ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    given = [
+    id_batches = [
         torch.from_numpy(np.concatenate([ids.reshape(-1) for ids in batch]))
         for batch in batches(samples, rows)
     ]
     gradient = torch.full((samples, dim * len(HOT)), 0.01)
 
     def step(number: int) -> None:
-        tables(given[number % BATCHES], ends).backward(gradient)
+        tables(id_batches[number % BATCHES], ends).backward(gradient)
 
     return step
 
 
 @contextlib.contextmanager
 def fbgemm_crew(python: Path, dim: int, samples: int, rows: int) -> Iterator[Crew]:
-    """A process of FBGEMM's environment."""
+    """Context with a process in FBGEMM's environment."""
     with contextlib.ExitStack() as stack:
         sizes = (str(dim), str(samples), str(rows))
         command = [str(python), "-W", "ignore", __file__, "--worker", "fbgemm", *sizes]
@@ -94,15 +96,15 @@ def fbgemm_crew(python: Path, dim: int, samples: int, rows: int) -> Iterator[Cre
         yield Crew("FBGEMM", [], [process])
 
 
-def work(what: str, dim: int, samples: int, rows: int) -> None:
-    """A worker, which takes steps when it is told to."""
-    if what == "fbgemm":
+def work(contender: str, dim: int, samples: int, rows: int) -> None:
+    """Run a worker, which makes steps on request."""
+    if contender == "fbgemm":
         obey(fbgemm_step(dim, samples, rows))
         return
     import psfleet
     from psfleet.core.base.settings.environment import Environment
 
-    alone = Environment(None, 0, (), 1) if what == "embedded" else None
+    alone = Environment(None, 0, (), 1) if contender == "embedded" else None
     with psfleet.connect(alone, mode="async") as ps:
         obey(psfleet_step(ps, dim, samples, rows), ps.flush)
 
@@ -123,21 +125,21 @@ def main() -> None:
             crews = [
                 stack.enter_context(
                     psfleet_crew(
-                        f"psfleet, {what}",
-                        [__file__, "--worker", what, *map(str, sizes)],
+                        f"psfleet, {contender}",
+                        [__file__, "--worker", contender, *map(str, sizes)],
                         servers=2,
-                        over=Connection.TLS if what == OVER_TLS else Connection.MEMORY,
+                        over=Connection.TLS if contender == OVER_TLS else Connection.MEMORY,
                     )
                 )
-                for what in ("embedded", "2 servers", OVER_TLS)
+                for contender in ("embedded", "2 servers", OVER_TLS)
             ]
             if options.fbgemm and not options.no_peers:
                 crews.append(stack.enter_context(fbgemm_crew(options.fbgemm, *sizes)))
             else:
                 report.skipped["FBGEMM"] = "left out"
-            found = in_turn(crews, warm=2 * BATCHES, steps=steps, runs=options.runs)
+            summaries = in_turn(crews, warm=2 * BATCHES, steps=steps, runs=options.runs)
         samples = steps * options.samples
-        report.rows += [row(name, dim, samples, summary) for name, summary in found.items()]
+        report.rows += [row(name, dim, samples, summary) for name, summary in summaries.items()]
     finish(report, options.json)
 
 

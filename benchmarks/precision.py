@@ -1,8 +1,8 @@
-"""What bfloat16 products cost in quality: AUC of W3's model and of the flights example, beside float32.
+"""Cost of bfloat16 products in model quality: AUC of W3's model and of the flights example, against float32.
 
-One process each, no cluster. Gradients are rounded as `amp` rounds them. W3's model (26 fields x 16,
-MLP 400-400-1, batch 2048, Adam) learns clicks that a hidden linear model has drawn; flights is
-examples/flights.py, whose products are so small that amp leaves them in float32: here they are not.
+One process each, no cluster. Gradients are rounded as `amp` rounds them. W3's model (26 fields x 16, MLP
+400-400-1, batch 2048, Adam) learns clicks drawn from a hidden linear model. flights is examples/flights.py,
+whose products are so small that amp keeps them in float32; here they are computed in bfloat16.
 """
 
 import json
@@ -21,7 +21,7 @@ DIM, HIDDEN, IDS, STEPS, TESTS = 16, 400, 2_000, 300, 10
 
 
 def w3(compute: str, seed: int, steps: int) -> float:
-    """The AUC of W3's model on samples that it was not trained on."""
+    """Return the AUC of W3's model on samples that it was not trained on."""
     import psfleet as ps
     from psfleet import fleet, layers, metrics, optimizer
 
@@ -42,23 +42,25 @@ def w3(compute: str, seed: int, steps: int) -> float:
     weights, slope = truth.normal(size=IDS) / 3, truth.normal(size=W3_DENSE) / 3
 
     def batch() -> dict[str, Any]:
-        found = dice.integers(0, IDS, (W3_BATCH, FIELDS))
+        sample_ids = dice.integers(0, IDS, (W3_BATCH, FIELDS))
         numbers = dice.normal(size=(W3_BATCH, W3_DENSE)).astype(np.float32)
-        logits = weights[found].sum(axis=1) + numbers @ slope - 1
+        logits = weights[sample_ids].sum(axis=1) + numbers @ slope - 1
         clicks = dice.random(W3_BATCH) < 1 / (1 + np.exp(-logits))
-        return {"ids": found, "wind": numbers, "label": clicks.astype(np.float32)[:, None]}
+        return {"ids": sample_ids, "wind": numbers, "label": clicks.astype(np.float32)[:, None]}
 
     for _ in range(steps or STEPS):
         executor.run(program, batch())
     feeds = [batch() for _ in range(TESTS)]
-    found = [executor.run(test, feed, [logit])[0][:, 0] for feed in feeds]
+    predictions = [executor.run(test, feed, [logit])[0][:, 0] for feed in feeds]
     return float(
-        metrics.auc(np.concatenate([feed["label"][:, 0] for feed in feeds]), np.concatenate(found))
+        metrics.auc(
+            np.concatenate([feed["label"][:, 0] for feed in feeds]), np.concatenate(predictions)
+        )
     )
 
 
 def flights(compute: str, seed: int, steps: int) -> float:
-    """The AUC of the flights example on November and December."""
+    """Return the AUC of the flights example on November and December."""
     sys.path.insert(0, str(EXAMPLES))
     import flights as example
     import flights_data
@@ -88,7 +90,7 @@ JOBS = {"W3's model": w3, "flights": flights}
 
 
 def _multiply_in(compute: str, program: Any) -> None:
-    """Of any size, so that the small products of flights count."""
+    """Compute products of any size in bfloat16 if requested, including the small ones of flights."""
     from psfleet.core.graph.program.ops.matmul import Bfloat16Products
 
     if compute == "bfloat16":
@@ -96,7 +98,7 @@ def _multiply_in(compute: str, program: Any) -> None:
 
 
 def work(job: str, compute: str, seed: int, steps: int) -> None:
-    """A process: print the AUC."""
+    """Run one training process, and print its AUC."""
     from psfleet import fleet
 
     amp = {"amp": True, "amp_configs": {"compute": compute}} if compute == "bfloat16" else {}
@@ -110,12 +112,12 @@ def main() -> None:
     options = parser.parse_args()
     report = Report("precision", "AUC with products in float32 and in bfloat16")
     for job in JOBS:
-        found = {
+        scores = {
             compute: [_auc(job, compute, seed, options.steps or 0) for seed in range(options.seeds)]
             for compute in ("float32", "bfloat16")
         }
-        apart = [b - f for f, b in zip(found["float32"], found["bfloat16"], strict=True)]
-        means = {compute: float(np.mean(values)) for compute, values in found.items()}
+        apart = [b - f for f, b in zip(scores["float32"], scores["bfloat16"], strict=True)]
+        means = {compute: float(np.mean(values)) for compute, values in scores.items()}
         report.rows.append(
             {"model": job, **means, "difference": float(np.mean(apart)), "by seed": str(apart)}
         )
@@ -124,8 +126,8 @@ def main() -> None:
 
 def _auc(job: str, compute: str, seed: int, steps: int) -> float:
     command = [sys.executable, __file__, "--worker", job, compute, str(seed), str(steps)]
-    done = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True)
-    return float(json.loads(done.stdout.splitlines()[-1]))
+    process = subprocess.run(command, env=environment(), check=True, capture_output=True, text=True)
+    return float(json.loads(process.stdout.splitlines()[-1]))
 
 
 if __name__ == "__main__":

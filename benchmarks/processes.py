@@ -1,7 +1,7 @@
-"""Contenders as processes: servers of psfleet, and workers that take steps when they are told to.
+"""Contenders as processes: servers of psfleet, and workers that make steps on request.
 
-A worker program prints READY, then reads one number of steps per line from its standard input and
-answers each with one line of JSON.
+A worker program prints READY. It then reads one number of steps per line from its standard input, and replies
+to each with one line of JSON.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _STOP = 10.0  # seconds that a process gets to end by itself, and again after SI
 
 
 class Connection(enum.Enum):
-    """How workers reach the servers of a contender."""
+    """Connection between the workers and the servers of a contender."""
 
     MEMORY = "shared memory, with calls over unix sockets"
     TCP = "TCP in the clear without shared memory, as the peers are measured"
@@ -51,45 +51,45 @@ BETWEEN_HOSTS = {
     "psfleet over TCP, no shared memory": Connection.TCP,
     "psfleet over TLS, no shared memory": Connection.TLS,
 }
-"""Contenders as on several machines, less the network between them."""
+"""Contenders configured as on several machines, but without the network between them."""
 
 
 class Crew:
-    """A contender: its processes, ready to be measured (see measuring.Subject).
+    """A contender's processes, ready to be measured (measuring.Subject).
 
     Args:
-        name: Of the contender.
+        name: Name of the contender.
         servers: Process ids of its servers.
-        told: The processes that are told how many steps to make: its workers, or a coordinator.
+        controlled: Processes that get the number of steps: its workers, or a coordinator.
         workers: Process ids of the workers behind a coordinator.
         standbys: Process ids of the servers' standbys.
-        endpoints: Where the servers listen.
+        endpoints: Endpoints of the servers.
     """
 
     def __init__(
         self,
         name: str,
         servers: list[int],
-        told: list[subprocess.Popen[str]],
+        controlled: list[subprocess.Popen[str]],
         workers: Sequence[int] = (),
         standbys: Sequence[int] = (),
         endpoints: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.endpoints = endpoints
-        self.workers = len(workers or told)
+        self.workers = len(workers or controlled)
         self._servers = servers
-        self._told = told
+        self._told = controlled
         self._behind = list(workers)
         self._standbys = {"standbys": list(standbys)} if standbys else {}
 
     def processes(self) -> dict[str, list[int]]:
-        """Process ids by group."""
+        """Return the process ids by group."""
         workers = [process.pid for process in self._told] + self._behind
         return {"servers": self._servers, "workers": workers, **self._standbys}
 
     def run(self, steps: int) -> list[dict[str, Any]]:
-        """Have every worker make `steps` steps."""
+        """Make every worker run `steps` steps."""
         for process in self._told:
             assert process.stdin is not None
             process.stdin.write(f"{steps}\n")
@@ -102,25 +102,28 @@ def obey(
     finish: Callable[[], None] = lambda: None,
     replies: TextIO = sys.stdout,
 ) -> None:
-    """Take steps as the driver says, until it closes the pipe.
+    """Make steps as the driver requests, until it closes the pipe.
 
     Args:
-        step: Called with 0, 1, 2, ... throughout all runs.
+        step: Called with 0, 1, 2, ... over all runs.
         finish: Called at the end of each run, within the measured time.
-        replies: Leads to the driver.
+        replies: Stream to the driver.
     """
-    done = 0
+    step_count = 0
     print("READY", file=replies, flush=True)
     for line in sys.stdin:
-        for number in range(done, done + int(line)):
+        for number in range(step_count, step_count + int(line)):
             step(number)
         finish()
-        done += int(line)
-        print(json.dumps({"steps": done}), file=replies, flush=True)
+        step_count += int(line)
+        print(json.dumps({"steps": step_count}), file=replies, flush=True)
 
 
 def keep_output() -> TextIO:
-    """The pipe to the driver, for answers alone: what libraries print from now on is dropped."""
+    """Return a pipe to the driver.
+
+    Anything that libraries print to the standard output from now on is dropped.
+    """
     pipe = os.fdopen(os.dup(1), "w")
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
@@ -129,7 +132,7 @@ def keep_output() -> TextIO:
 
 @contextlib.contextmanager
 def hushed() -> Iterator[None]:
-    """Drop what libraries write to the errors meanwhile, however they are told not to."""
+    """Drop everything that libraries write to the standard error in this context."""
     errors = os.dup(2)
     try:
         with open(os.devnull, "w") as nowhere:
@@ -143,12 +146,15 @@ def hushed() -> Iterator[None]:
 def many_workers(
     stack: contextlib.ExitStack, script: str, workers: int, count: int, endpoints: Sequence[str]
 ) -> list[subprocess.Popen[str]]:
-    """So many processes, ready, that share the workers: each runs the script with --worker FIRST NUMBER."""
-    each = workers // count
+    """Start `count` processes that share the workers, and wait until they are ready.
+
+    Each runs the script with `--worker FIRST NUMBER`.
+    """
+    workers_each = workers // count
     crew = [
         start(
             stack,
-            [sys.executable, script, "--worker", str(place * each), str(each)],
+            [sys.executable, script, "--worker", str(index * workers_each), str(workers_each)],
             environment(
                 PSFLEET_ROLE="worker",
                 PSFLEET_RANK="0",
@@ -156,7 +162,7 @@ def many_workers(
                 PSFLEET_WORKERS=str(workers),
             ),
         )
-        for place in range(count)
+        for index in range(count)
     ]
     stack.callback(release, crew)
     for process in crew:
@@ -165,7 +171,7 @@ def many_workers(
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this host that nobody used a moment ago; for peers that must be told theirs."""
+    """Return ports of this host that were free a moment ago, for peers that need fixed ports."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:
@@ -173,17 +179,18 @@ def free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
-def environment(**more: str) -> dict[str, str]:
-    """The environment of a measured process: one thread for each BLAS, psfleet importable.
+def environment(**extra: str) -> dict[str, str]:
+    """Return the environment of a measured process: one thread for each BLAS, psfleet importable.
 
-    OPENBLAS_CORETYPE is taken out: each BLAS shall choose the kernels of this processor by itself. So is
-    PYTHONDONTWRITEBYTECODE, with which each process would compile all modules of a checkout anew.
+    OPENBLAS_CORETYPE is removed, so that each BLAS chooses the kernels for this processor.
+    PYTHONDONTWRITEBYTECODE is removed too: with it, each process would compile all modules of a checkout
+    again.
     """
     paths = [str(ROOT / part) for part in (".", "server", "worker", "launch", "benchmarks")]
     single = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     left_out = {"OPENBLAS_CORETYPE", "PYTHONDONTWRITEBYTECODE"}
     inherited = {name: value for name, value in os.environ.items() if name not in left_out}
-    return {**inherited, **single, "PYTHONPATH": os.pathsep.join(paths), **more}
+    return {**inherited, **single, "PYTHONPATH": os.pathsep.join(paths), **extra}
 
 
 @contextlib.contextmanager
@@ -198,37 +205,47 @@ def psfleet_crew(
     variables: Mapping[str, str] | None = None,
     server: Sequence[str] = ("-m", "psfleet_server"),
 ) -> Iterator[Crew]:
-    """Servers of psfleet and workers that run `program` (a script and its arguments).
+    """Yield servers of psfleet and workers that run `program` (a script and its arguments).
 
-    server: What Python runs as a server.
+    Args:
+        name: Name of the contender.
+        program: Script of the workers, and its arguments.
+        servers: Number of servers.
+        workers: Number of workers.
+        over: Connection between workers and servers.
+        standbys: True to give each server a standby.
+        variables: Additional environment variables, or None.
+        server: Python arguments that start a server, such as `-m psfleet_server`.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="psfleet-bench-")))
-        more = {**_settings(over, folder), **(variables or {})}
+        settings = {**_settings(over, folder), **(variables or {})}
         if standbys:
-            more["PSFLEET_REPLICAS"] = "1"
-        wanted = [
+            settings["PSFLEET_REPLICAS"] = "1"
+        requested_endpoints = [
             f"unix:{folder}/server.{i}" if over is Connection.MEMORY else "127.0.0.1:0"
             for i in range(servers)
         ]
-        endpoints, running = _start_servers(stack, server, folder / "ready", wanted, workers, more)
+        endpoints, running = _start_servers(
+            stack, server, folder / "ready", requested_endpoints, workers, settings
+        )
         following: list[subprocess.Popen[str]] = []
         if standbys:
-            more["PSFLEET_STANDBY"] = "1"
+            settings["PSFLEET_STANDBY"] = "1"
             _, following = _start_servers(
-                stack, server, folder / "following", endpoints, workers, more
+                stack, server, folder / "following", endpoints, workers, settings
             )
-            del more["PSFLEET_STANDBY"]
+            del settings["PSFLEET_STANDBY"]
         crew = []
         for rank in range(workers):
-            own = environment(
-                **more,
+            worker_environment = environment(
+                **settings,
                 PSFLEET_ROLE="worker",
                 PSFLEET_RANK=str(rank),
                 PSFLEET_SERVERS=",".join(endpoints),
                 PSFLEET_WORKERS=str(workers),
             )
-            crew.append(start(stack, [sys.executable, *program], own))
+            crew.append(start(stack, [sys.executable, *program], worker_environment))
         stack.callback(release, crew)
         for worker in crew:
             wait_ready(worker)
@@ -242,12 +259,12 @@ def psfleet_crew(
 
 
 def _settings(over: Connection, folder: Path) -> dict[str, str]:
-    """What makes processes connect in this way; makes a job's certificates if it takes some."""
+    """Return the variables for this kind of connection. For TLS this makes a job's certificates."""
     if over is Connection.MEMORY:
         return {}
     if over is Connection.TCP:
         return {"PSFLEET_LANE": "inline", "PSFLEET_INSECURE": "1"}
-    # Here, for the environments of peers have no cryptography.
+    # Imported here, because the environments of peers have no cryptography.
     from psfleet.core.net.connections.certificates import make_credentials
 
     return {
@@ -259,7 +276,7 @@ def _settings(over: Connection, folder: Path) -> dict[str, str]:
 def start(
     stack: contextlib.ExitStack, command: Sequence[str], variables: Mapping[str, str]
 ) -> subprocess.Popen[str]:
-    """A process with pipes that does not outlive the stack."""
+    """Start a process with pipes. It is ended with the stack."""
     process = subprocess.Popen(
         command,
         env=dict(variables),
@@ -273,14 +290,17 @@ def start(
 
 
 def wait_ready(worker: subprocess.Popen[str]) -> None:
-    """Return when the worker has said READY."""
+    """Return when the worker has printed READY."""
     line = _line(worker)
     if line.strip() != "READY":
         raise RuntimeError(f"a worker said {line!r} instead of READY")
 
 
 def release(workers: Sequence[subprocess.Popen[str]]) -> None:
-    """Tell all workers together that there is no more to do; they may have to end together."""
+    """Tell all workers that there is no more to do.
+
+    All are told before the first is awaited, because some can only end together.
+    """
     for worker in workers:
         assert worker.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -291,12 +311,12 @@ def _start_servers(
     stack: contextlib.ExitStack,
     program: Sequence[str],
     ready: Path,
-    wanted: Sequence[str],
+    endpoints: Sequence[str],
     workers: int,
-    more: Mapping[str, str],
+    variables: Mapping[str, str],
 ) -> tuple[list[str], list[subprocess.Popen[str]]]:
-    """A server for each endpoint; `ready`: how the names of their ready files begin."""
-    files = [ready.with_suffix(f".{i}") for i in range(len(wanted))]
+    """Start a server for each endpoint. The names of the ready files begin with `ready`."""
+    files = [ready.with_suffix(f".{i}") for i in range(len(endpoints))]
     running = []
     for rank, file in enumerate(files):
         command = [
@@ -305,13 +325,13 @@ def _start_servers(
             "--index",
             str(rank),
             "--servers",
-            ",".join(wanted),
+            ",".join(endpoints),
             "--workers",
             str(workers),
             "--ready-file",
             str(file),
         ]
-        running.append(start(stack, command, environment(**more)))
+        running.append(start(stack, command, environment(**variables)))
     return [_endpoint(file, server) for file, server in zip(files, running, strict=True)], running
 
 
@@ -334,7 +354,7 @@ def _line(worker: subprocess.Popen[str]) -> str:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Wait for its end; stop it if it does not end by itself."""
+    """Wait for the end of a process, and stop it if it does not end by itself."""
     for stop in (process.terminate, process.kill):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_STOP)

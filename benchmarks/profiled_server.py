@@ -1,10 +1,10 @@
-"""A server of psfleet that says where the time of its GPU goes: copies over the host link, and kernels.
+"""A server of psfleet that measures the time of its GPU: copies over the host link, and kernels.
 
     python benchmarks/profiled_server.py TOTALS ARGUMENTS...
 
-TOTALS is a file of float64 for `read_totals`; ARGUMENTS are those of psfleet-server. Times are between two
-events on the stream of the work. So they are upper bounds for short work: they hold the time in which the
-device waited for the host's next call. Work of two streams may go on at the same time.
+TOTALS is a file of float64 for `read_totals`. ARGUMENTS are those of psfleet-server. Times are measured
+between two events on the stream of the work. For short work they are upper bounds, because they include the
+time in which the device waited for the host's next call. Work of two streams may overlap.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -27,12 +27,12 @@ KINDS = ("to the GPU", "to the host", "on the GPU")
 
 
 def read_totals(path: Path) -> NDArray[np.float64]:
-    """Of each of KINDS since the start: bytes, seconds, how many. Float64 [3, 3]."""
+    """Return for each of KINDS the bytes, seconds and number of operations so far. Float64 [3, 3]."""
     return np.fromfile(path).reshape(len(KINDS), 3)
 
 
 def _profile(totals: NDArray[np.float64]) -> None:
-    """Have the tables of this process add up what they ask of the device."""
+    """Make the tables of this process add up their device operations in `totals`."""
     from numba import cuda
 
     from psfleet.core.engine.kernels.device import cuda_queue
@@ -73,7 +73,7 @@ def _profile(totals: NDArray[np.float64]) -> None:
                     self._add(*self._spans.popleft())
 
         def _now(self, stream: Any) -> Any:
-            """This point of the stream's work; the simulator does all at once and has no times."""
+            """Record this point of the stream's work. The simulator executes at once and has no events."""
             if SIMULATED:
                 return time.perf_counter()
             event = cuda.event()

@@ -25,10 +25,10 @@ INTERFACES = {"program": [], "torch": ["--torch"]}
 
 
 def row(model: str, interface: str, way: str, data: Path) -> str:
-    """A line of the table: train, and read what the example says."""
+    """Return a line of the table: train, and read the scores that the example prints."""
     with tempfile.TemporaryDirectory() as folder:
         job = WAYS[way] and ["-m", "psfleet_launch", "--no-progress", *WAYS[way]]
-        done = subprocess.run(
+        process = subprocess.run(
             [
                 *(sys.executable, *job, str(EXAMPLE), "--model", model, "--data", str(data)),
                 *INTERFACES[interface],
@@ -38,15 +38,15 @@ def row(model: str, interface: str, way: str, data: Path) -> str:
             capture_output=True,
             check=False,
         )
-    if done.returncode:
-        return f"| {model} | {interface} | {way} | failed: {done.stderr.strip()[-200:]} | | |"
-    found = dict(re.findall(r"(validation|test) AUC ([\d.]+)", done.stdout))
-    (pace,) = re.findall(r"([\d,]+) samples/s", done.stdout)
-    return f"| {model} | {interface} | {way} | {found['test']} | {found['validation']} | {pace} |"
+    if process.returncode:
+        return f"| {model} | {interface} | {way} | failed: {process.stderr.strip()[-200:]} | | |"
+    scores = dict(re.findall(r"(validation|test) AUC ([\d.]+)", process.stdout))
+    (pace,) = re.findall(r"([\d,]+) samples/s", process.stdout)
+    return f"| {model} | {interface} | {way} | {scores['test']} | {scores['validation']} | {pace} |"
 
 
 def main() -> None:
-    """Print the table, a line when its run is done."""
+    """Print the table, with a line after each run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the example's files")
     parser.add_argument("--models", nargs="+", default=["lr", "fm", "deepfm"])

@@ -1,7 +1,7 @@
-"""What recompute saves and costs: a perceptron of 64 layers, plain, with checkpoints, with chosen cuts.
+"""Savings and costs of recompute: a perceptron of 64 layers, plain, with checkpoints, with chosen cuts.
 
-Peak bytes are those of activations alive at once (psfleet.core.graph.program.recompute.ActivationMeter); the
-runs take turns, so that a change of the machine's mood hits all. Gradients are compared bit by bit.
+Peak bytes are those of activations alive at once (psfleet.core.graph.program.recompute.ActivationMeter). The
+runs take turns, so that changes of the machine's load affect every run. Gradients must be bit-identical.
 """
 
 import statistics
@@ -23,7 +23,7 @@ DEPTH, WIDTH, BATCH, STEPS = 64, 256, 256, 5
 
 
 class Contender:
-    """The network under one way of choosing what to keep: "plain", "every 8th" or "chosen"."""
+    """The network with one choice of activations to keep: "plain", "every 8th" or "chosen"."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -34,19 +34,19 @@ class Contender:
             for _layer in range(DEPTH):
                 outputs.append(layers.fc(outputs[-1], WIDTH, act="relu"))
             loss = layers.mean(layers.square(outputs[-1]))
-            kept = {"plain": None, "every 8th": outputs[8::8], "chosen": Automatic()}[name]
-            self._gradients = [g for _, g in append_backward(loss, checkpoints=kept)]
+            checkpoints = {"plain": None, "every 8th": outputs[8::8], "chosen": Automatic()}[name]
+            self._gradients = [g for _, g in append_backward(loss, checkpoints=checkpoints)]
         self._executor = ps.Executor()
 
     def step(self, feed: Mapping[str, Any]) -> list[Any]:
-        """One timed step; its gradients."""
+        """Make one timed step. Returns its gradients."""
         begin = time.perf_counter()
-        found = self._executor.run(self._program, feed, self._gradients)
+        gradients = self._executor.run(self._program, feed, self._gradients)
         self.seconds.append(time.perf_counter() - begin)
-        return found
+        return gradients
 
     def peak(self, feed: Mapping[str, Any]) -> int:
-        """Peak bytes of activations in a step, which is not timed."""
+        """Return the peak bytes of activations in a step, which is not timed."""
         self._executor.meter = ActivationMeter()
         self._executor.run(self._program, feed, self._gradients)
         peak: int = self._executor.meter.peak_bytes

@@ -1,4 +1,4 @@
-"""A table for people and a file for programs."""
+"""Prints the figures of a benchmark as a table, and writes them as JSON."""
 
 import argparse
 import itertools
@@ -18,10 +18,10 @@ class Report:
     """The figures of one benchmark.
 
     Attributes:
-        name: Of the script.
-        title: What was measured, in one line.
-        rows: One dict per line of the table; a line with other keys begins another table.
-        skipped: Contenders that are not here, each with its reason.
+        name: Name of the script.
+        title: Description of the measurement in one line.
+        rows: One dict per line of the table. A line with other keys begins another table.
+        skipped: Contenders that did not take part, each with the reason.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Report:
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """The options that all benchmarks share."""
+    """Return a parser with the options that all benchmarks share."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--runs", type=int, default=3, help="measured runs; medians are shown")
     parser.add_argument("--steps", type=int, default=0, help="steps of a run, 0: the script's own")
@@ -68,7 +68,7 @@ def finish(report: Report, path: Path | None) -> None:
 
 
 def torch_missing() -> str | None:
-    """Why torch cannot take part, or None."""
+    """Return the reason why torch cannot take part, or None."""
     try:
         import torch  # noqa: F401  (is it there?)
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""Another number of servers while a worker trains: how long it waits, and how fast it trains meanwhile.
+"""Change of the number of servers while a worker trains: its pause, and its speed meanwhile.
 
-One worker in async mode pulls and pushes 2,000 of a million rows of 16 under Adam, uniform ids; the number of
-servers goes to 4, 3 and 2. The pause is the collective at which the rows that changed last move.
+One worker in async mode pulls and pushes 2,000 of a million rows of 16 under Adam, uniform ids. The number of
+servers changes to 4, 3 and 2. The pause is the collective at which the rows that changed last are moved.
 """
 
 import os
@@ -23,7 +23,7 @@ BATCH, ALONE = 2000, 3.0
 
 
 class Training:
-    """Steps of the worker.
+    """Training steps of the worker.
 
     Attributes:
         longest: Seconds of the longest step of the last `rate`.
@@ -36,7 +36,7 @@ class Training:
         self.longest = 0.0
 
     def fill(self) -> None:
-        """Give every id a row."""
+        """Create a row for every id."""
         self._runtime.create(ROWS)
         for start in range(0, self._rows, 50_000):
             self._step(np.arange(start, min(start + 50_000, self._rows)))
@@ -47,7 +47,7 @@ class Training:
         self._runtime.push([Gradient(ROWS.key, values, ids, 0.01)])
 
     def rate(self, over: threading.Event) -> float:
-        """Train until then; steps per second."""
+        """Train until `over` is set. Returns the steps per second."""
         began, steps, self.longest = time.perf_counter(), 0, 0.0
         while not over.is_set():
             step = time.perf_counter()
@@ -58,7 +58,7 @@ class Training:
 
 
 def move(fleet: LocalFleet, training: Training, runtime: Runtime, servers: int) -> dict[str, float]:
-    """Figures of one move."""
+    """Change the number of servers once, and return the figures."""
     over = threading.Event()
     threading.Timer(ALONE, over.set).start()
     alone = training.rate(over)
@@ -91,21 +91,23 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     options = parser.parse_args()
     report = Report("rescale", f"2 -> 4 -> 3 -> 2 servers with {options.rows:,} rows of 16")
-    found: dict[int, list[dict[str, float]]] = {4: [], 3: [], 2: []}
+    figures_by_servers: dict[int, list[dict[str, float]]] = {4: [], 3: [], 2: []}
     with LocalFleet(2, 1) as fleet:
         runtime = fleet.connect(0, "async")
         training = Training(runtime, options.rows)
         training.fill()
         for _ in range(options.runs):
-            for servers, figures in found.items():
+            for servers, figures in figures_by_servers.items():
                 figures.append(move(fleet, training, runtime, servers))
-        held = runtime.read_table(ROWS.key)
-        assert held.ids is not None
-        assert len(held.ids) == options.rows
+        state = runtime.read_table(ROWS.key)
+        assert state.ids is not None
+        assert len(state.ids) == options.rows
         runtime.close()
-    for servers, figures in found.items():
-        pauses = [each["pause s"] for each in figures]
-        medians = {name: statistics.median(each[name] for each in figures) for name in figures[0]}
+    for servers, figures in figures_by_servers.items():
+        pauses = [figure["pause s"] for figure in figures]
+        medians = {
+            name: statistics.median(figure[name] for figure in figures) for name in figures[0]
+        }
         report.rows.append({"to servers": servers, **medians, "longest pause s": max(pauses)})
     finish(report, options.json)
 

@@ -1,8 +1,9 @@
-"""What a cache of rows in the worker could save: a simulation without servers, its cache without a limit.
+"""Possible savings of a row cache in the worker: a simulation without servers, with an unlimited cache.
 
-Workers train on batches of W3: all pull the distinct ids of a batch each, then all push them. A pull leaves
+Workers train on batches of W3: each pulls the distinct ids of a batch, and then all push them. A pull leaves
 out a row that at most `bound` pushes have changed since this worker read it. "Others' changes": a worker's
-own pushes do not count, as if it applied them to its copy, for which it would need the optimizer's state.
+own pushes are not counted, as if the worker applied them to its copy, for which it would need the optimizer's
+state.
 """
 
 from collections.abc import Sequence
@@ -12,23 +13,23 @@ import numpy as np
 from data import W3_BATCH, W3_IDS, Ids, batches_w3
 from reporting import Report, arguments, finish
 
-DIM, ID, SCALE, VERSION = 16, 8, 4, 4  # values of a row, and bytes of the others
+DIM, ID, SCALE, VERSION = 16, 8, 4, 4  # values of a row; bytes of an id, a scale and a version
 PUSH = ID + SCALE + DIM  # int8
 ROW = 2 * DIM  # bfloat16
 FLOAT32 = 2 * (ID + 4 * DIM)
 
 
 def share(batches: Sequence[Ids], workers: int, bound: int, *, own: bool) -> float:
-    """Return the share of rows that pulls leave out, in the second half of the batches.
+    """Return the fraction of rows that pulls leave out, in the second half of the batches.
 
     Args:
-        batches: Distinct ids of each batch; the workers take them in turn.
+        batches: Distinct ids of each batch. The workers take them in turn.
         workers: Number of workers.
-        bound: Changes of a row that its reader may miss.
-        own: A worker's own pushes are changes for it.
+        bound: Number of changes of a row that its reader may miss.
+        own: True if a worker's own pushes count as changes.
     """
     pushes = np.zeros(W3_IDS, np.int64)
-    mine = np.zeros((workers, W3_IDS), np.int64)
+    own_pushes = np.zeros((workers, W3_IDS), np.int64)
     read = np.full(
         (workers, W3_IDS), -bound - 1
     )  # changes that each worker has seen; none: not read
@@ -36,7 +37,7 @@ def share(batches: Sequence[Ids], workers: int, bound: int, *, own: bool) -> flo
     for start in range(0, len(batches) - workers + 1, workers):
         turn = batches[start : start + workers]
         for worker, ids in enumerate(turn):
-            changes = pushes[ids] - (0 if own else mine[worker, ids])
+            changes = pushes[ids] - (0 if own else own_pushes[worker, ids])
             stale = changes - read[worker, ids] > bound
             read[worker, ids[stale]] = changes[stale]
             if 2 * start >= len(batches):
@@ -44,7 +45,7 @@ def share(batches: Sequence[Ids], workers: int, bound: int, *, own: bool) -> flo
                 total += len(ids)
         for worker, ids in enumerate(turn):
             pushes[ids] += 1
-            mine[worker, ids] += 1
+            own_pushes[worker, ids] += 1
     return left_out / total
 
 

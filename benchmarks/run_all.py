@@ -1,6 +1,6 @@
-"""Every benchmark, one after the other; `--short` is what `make bench` runs, in under 5 minutes.
+"""Runs every benchmark, one after the other. `make bench` runs it with `--short`, in under 5 minutes.
 
-The figures go to benchmarks/results/NAME.json as well.
+The figures are also written to benchmarks/results/NAME.json.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Prediction of a DeepFM: embedded beside plain torch, and over HTTP and gRPC beside starlette with torch.
+"""Predictions of a DeepFM: embedded, compared with plain torch; over HTTP and gRPC, with starlette and torch.
 
-26 ids and 13 numbers a sample, tables of a million rows of 16 and of 1, MLP 400-400-1; batches of 1 and 100.
-The plain model has its tables as torch's own embeddings in memory; psfleet has the weights as a snapshot.
-One thread of BLAS. CPU is that of the process that predicts; the clients' is not counted. All in turn. It
-takes 40 seconds of a quiet machine.
+26 ids and 13 numbers per sample, tables of a million rows of 16 and of 1, MLP 400-400-1, batches of 1 and
+100. The plain model has its tables as torch's own embeddings in memory; psfleet has the weights as a
+snapshot. One thread of BLAS. CPU is that of the predicting process; the clients' is not counted. All
+contenders take turns. The run takes 40 seconds on an idle machine.
 """
 
 import argparse
@@ -29,12 +29,12 @@ Ask = Callable[[Any], Any]
 
 
 def plain_model() -> Any:
-    """The model with torch's own embeddings."""
+    """Return the model with torch's own embeddings."""
     import torch
     from torch import nn
 
     class DeepFM(nn.Module):
-        """One weight for each id, products of embeddings, and an MLP over embeddings and numbers."""
+        """A weight for each id, products of embeddings, and an MLP over embeddings and numbers."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -45,7 +45,7 @@ def plain_model() -> Any:
             self.mlp = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
 
         def forward(self, batch: Any) -> Any:
-            """The logit, float32 [n, 1]."""
+            """Return the logit, float32 [n, 1]."""
             ids, numbers = (torch.as_tensor(batch[name]) for name in ("ids", "numbers"))
             factors = self.deep(ids)
             products = (factors.sum(1).square() - factors.square().sum(1)).sum(1, keepdim=True) / 2
@@ -58,7 +58,7 @@ def plain_model() -> Any:
 
 
 def make_snapshot(folder: Path) -> None:
-    """A snapshot of the model's weights."""
+    """Write a snapshot of the model's weights."""
     import torch
 
     import psfleet
@@ -73,7 +73,7 @@ def make_snapshot(folder: Path) -> None:
 
 
 def batches(size: int) -> list[dict[str, Any]]:
-    """Inputs as arrays."""
+    """Return inputs as arrays."""
     dice = np.random.default_rng(size)
     return [
         {
@@ -85,12 +85,12 @@ def batches(size: int) -> list[dict[str, Any]]:
 
 
 def in_turn(names: list[str], runs: int) -> list[str]:
-    """Each name so many times, every second round the other way round."""
+    """Return each name `runs` times, every second round in reverse order."""
     return [name for number in range(runs) for name in names[:: -1 if number % 2 else 1]]
 
 
 def plain_predictor() -> Ask:
-    """Plain torch as a function of arrays."""
+    """Return a function that predicts with plain torch, from arrays."""
     import torch
 
     model = plain_model().eval()
@@ -103,12 +103,12 @@ def plain_predictor() -> Ask:
 
 
 def embedded(folder: Path, runs: int, calls_of: dict[int, int]) -> dict[str, float]:
-    """CPU of a prediction in microseconds, by contender and size of the batch."""
+    """Return the CPU microseconds of a prediction, by contender and batch size."""
     from psfleet import serving
 
-    own = serving.load("serving:plain_model", checkpoint=folder / "snapshot")
-    contenders = {"torch": plain_predictor(), "psfleet": own}
-    taken: dict[str, list[float]] = {}
+    psfleet_model = serving.load("serving:plain_model", checkpoint=folder / "snapshot")
+    contenders = {"torch": plain_predictor(), "psfleet": psfleet_model}
+    durations: dict[str, list[float]] = {}
     for size, calls in calls_of.items():
         inputs = batches(size)
         first, second = (predict(inputs[0]) for predict in contenders.values())
@@ -118,12 +118,12 @@ def embedded(folder: Path, runs: int, calls_of: dict[int, int]) -> dict[str, flo
             for number in range(calls):
                 ask(inputs[number % len(inputs)])
             seconds = (time.process_time() - start) / calls
-            taken.setdefault(f"embedded {name}, batch {size}", []).append(seconds * 1e6)
-    return {name: statistics.median(figures) for name, figures in taken.items()}
+            durations.setdefault(f"embedded {name}, batch {size}", []).append(seconds * 1e6)
+    return {name: statistics.median(figures) for name, figures in durations.items()}
 
 
 def serve(kind: str, folder: Path) -> None:
-    """A service until its input ends: psfleet, or starlette with torch written plainly."""
+    """Run a service until its input ends: psfleet, or a plain one of starlette with torch."""
     if kind == "psfleet":
         from psfleet import serving
 
@@ -174,7 +174,7 @@ def serve(kind: str, folder: Path) -> None:
 
 @contextmanager
 def service(kind: str, folder: Path) -> Iterator[tuple[int, str, str]]:
-    """A service in a process of its own: its pid and addresses of HTTP and gRPC."""
+    """Start a service in a process. Yields its pid, and its HTTP and gRPC addresses."""
     command = [sys.executable, __file__, "--serve", kind, "--folder", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
@@ -191,13 +191,13 @@ def service(kind: str, folder: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def cpu_of(pid: int) -> float:
-    """Seconds of CPU that the threads of a process have had."""
+    """Return the CPU seconds of the threads of a process."""
     threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(each.read_text().split()[0]) for each in threads) / 1e9
+    return sum(int(thread_file.read_text().split()[0]) for thread_file in threads) / 1e9
 
 
 def over_http(address: str) -> Ask:
-    """A function that asks over one connection of HTTP."""
+    """Return a function that requests predictions over one HTTP connection."""
     connection = http.client.HTTPConnection(address)
 
     def ask(body: Any) -> Any:
@@ -211,14 +211,14 @@ def over_http(address: str) -> Ask:
 
 
 def over_grpc(address: str) -> Ask:
-    """A function that asks over one connection of gRPC."""
+    """Return a function that requests predictions over one gRPC connection."""
     from psfleet.serving import ServingClient
 
     return ServingClient(address).predict
 
 
 def over_grpcio(address: str) -> Ask:
-    """The same with gRPC's own client, as other languages have it."""
+    """Return the same function with gRPC's own client, as other languages have it."""
     import grpc
 
     from psfleet.core.net.v1 import serving_pb2 as messages
@@ -236,7 +236,7 @@ def over_grpcio(address: str) -> Ask:
 
 
 def bodies(size: int) -> list[bytes]:
-    """Inputs as JSON."""
+    """Return inputs as JSON."""
     return [
         json.dumps({"inputs": {name: array.tolist() for name, array in batch.items()}}).encode()
         for batch in batches(size)
@@ -244,14 +244,14 @@ def bodies(size: int) -> list[bytes]:
 
 
 def services(folder: Path, runs: int, calls_of: dict[int, int]) -> dict[str, float]:
-    """CPU of the service for a request in microseconds, and the median of its wall time."""
-    taken: dict[str, list[float]] = {}
-    with service("psfleet", folder) as own, service("starlette", folder) as peer:
+    """Return the service's CPU microseconds per request, and the median of its wall-clock time."""
+    durations: dict[str, list[float]] = {}
+    with service("psfleet", folder) as ours, service("starlette", folder) as peer:
         contenders = {
             "starlette + torch, JSON": (peer[0], over_http(peer[1]), bodies),
-            "psfleet, JSON": (own[0], over_http(own[1]), bodies),
-            "psfleet, gRPC": (own[0], over_grpc(own[2]), batches),
-            "psfleet, gRPC, client of grpcio": (own[0], over_grpcio(own[2]), batches),
+            "psfleet, JSON": (ours[0], over_http(ours[1]), bodies),
+            "psfleet, gRPC": (ours[0], over_grpc(ours[2]), batches),
+            "psfleet, gRPC, client of grpcio": (ours[0], over_grpcio(ours[2]), batches),
         }
         for size, calls in calls_of.items():
             made = {make: make(size) for make in (batches, bodies)}
@@ -259,31 +259,31 @@ def services(folder: Path, runs: int, calls_of: dict[int, int]) -> dict[str, flo
                 pid, ask, make = contenders[name]
                 inputs, walls, start = made[make], [], cpu_of(pid)
                 for number in range(calls):
-                    begun = time.perf_counter()
+                    began = time.perf_counter()
                     ask(inputs[number % len(inputs)])
-                    walls.append(time.perf_counter() - begun)
+                    walls.append(time.perf_counter() - began)
                 cpu = (cpu_of(pid) - start) / calls
-                taken.setdefault(f"{name}, batch {size}", []).append(cpu * 1e6)
-                taken.setdefault(f"{name}, batch {size}, wall", []).append(
+                durations.setdefault(f"{name}, batch {size}", []).append(cpu * 1e6)
+                durations.setdefault(f"{name}, batch {size}, wall", []).append(
                     statistics.median(walls) * 1e6
                 )
-    return {name: statistics.median(figures) for name, figures in taken.items()}
+    return {name: statistics.median(figures) for name, figures in durations.items()}
 
 
 def memory() -> dict[str, float]:
-    """Bytes of a row of 16 with its place in the index, by form of rows."""
+    """Return the bytes of a row of 16 with its index entry, by format of the rows."""
     from psfleet.core.engine.rules.momentum import SGD
     from psfleet.core.engine.schema.table import TableSpec
     from psfleet.serving.served_table import ServedTable
 
-    found = {}
+    sizes = {}
     for form in ("float32", "bfloat16", "int8", "int4"):
         table = ServedTable(TableSpec("rows", "sparse", (DIM,), SGD()), form)
         for start in range(0, ROWS, 1 << 16):
             ids = np.arange(start, min(start + (1 << 16), ROWS))
             table.put(ids, np.ones((len(ids), DIM), np.float32))
-        found[f"bytes of a row of {DIM}, {form}"] = table.bytes / len(table)
-    return found
+        sizes[f"bytes of a row of {DIM}, {form}"] = table.bytes / len(table)
+    return sizes
 
 
 def main() -> None:

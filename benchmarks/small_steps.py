@@ -1,7 +1,7 @@
-"""What a step with a small batch costs: pull and push 8 ids of one table and a dense one of 64 values.
+"""Cost of a step with a small batch: pull and push 8 ids of one table, and a dense table of 64 values.
 
-Dim 16, Adam, tensors in shared memory; async with one worker and 1 to 8 servers, and sync with 2 workers
-and 1 and 2 servers. CPU is that of servers and workers together.
+Dim 16, Adam, tensors in shared memory. Async with one worker and 1 to 8 servers, and sync with 2 workers and
+1 and 2 servers. CPU is that of servers and workers together.
 """
 
 import contextlib
@@ -17,7 +17,12 @@ DIM, IDS, ROWS = 16, 8, 100_000
 
 
 def work(mode: Any, group: str) -> None:
-    """A worker of a fleet in this mode. `group`: how many servers hold the table of rows, or all."""
+    """Run a worker.
+
+    Args:
+        mode: Consistency mode of the fleet.
+        group: Number of servers that hold the table of rows, or "all".
+    """
     import psfleet
 
     with psfleet.connect(mode=mode) as ps:
@@ -57,24 +62,24 @@ def main() -> None:
                 for group in options.groups.split(",")
                 if servers > 1 or group == "all"
             ]
-            found = in_turn(crews, warm=100, steps=steps, runs=options.runs)
+            summaries = in_turn(crews, warm=100, steps=steps, runs=options.runs)
         report.rows += [
             row(f"{mode}, {servers} x {workers}", name, summary, steps * workers)
-            for name, summary in found.items()
+            for name, summary in summaries.items()
         ]
     finish(report, options.json)
 
 
-def row(fleet: str, name: str, found: Summary, steps: int) -> dict[str, Any]:
+def row(fleet: str, name: str, summary: Summary, steps: int) -> dict[str, Any]:
     return {
         "fleet": fleet,
         "contender": name,
-        "CPU us / step": found.cpu / steps * 1e6,
-        "of it servers": found.parts["servers"] / steps * 1e6,
-        "steps / s": steps / found.wall,
-        "CPU spread": found.cpu_spread,
-        "others' cores": found.others,
-        "runs": found.runs,
+        "CPU us / step": summary.cpu / steps * 1e6,
+        "of it servers": summary.parts["servers"] / steps * 1e6,
+        "steps / s": steps / summary.wall,
+        "CPU spread": summary.cpu_spread,
+        "others' cores": summary.others,
+        "runs": summary.runs,
     }
 
 

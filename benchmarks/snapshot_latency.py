@@ -1,11 +1,11 @@
-"""How long pushes take while a snapshot is taken, beside how long they take otherwise.
+"""Duration of pushes while a snapshot is taken, compared with other pushes.
 
     python benchmarks/snapshot_latency.py [--rows 500000] [--seconds 8]
 
-Two servers and two workers in async mode; each push names 2,048 random rows of a table under Adam with
-16 weights and is waited for. One worker more asks for one snapshot after the other in the second half.
-A push counts as during a snapshot if any of it is between the first server's cut and the manifest: those
-that wait at the cut, which began before it, do. What to compare is the two lines of one run.
+Two servers and two workers in async mode. Each push updates 2,048 random rows of a table under Adam with 16
+weights, and the worker waits for it. In the second half, one more worker requests one snapshot after the
+other. A push counts as during a snapshot if any part of it lies between the first server's cut and the
+manifest. That includes pushes that began earlier and wait at the cut. Compare the two lines of one run.
 """
 
 import argparse
@@ -32,7 +32,7 @@ WORKERS, IDS = 2, 2048
 
 
 def fill(runtime: ClusterRuntime, rows: int) -> None:
-    """Make the rows."""
+    """Create the rows."""
     ids = np.arange(rows, dtype=np.int64)
     values = [np.zeros((rows, 16), np.float32) for _ in TABLE.slot_names]
     runtime.write_table(TABLE.key, TableState(1, values, ids))
@@ -42,10 +42,10 @@ def train(
     fleet: LocalFleet,
     rows: int,
     over: threading.Event,
-    found: list[tuple[float, float]],
+    durations: list[tuple[float, float]],
     worker: int,
 ) -> None:
-    """Push until it is over; note when each push began and how long it took."""
+    """Push until `over` is set, and record when each push began and how long it took."""
     runtime = ClusterRuntime(fleet.environment(worker), "async")
     runtime.create(TABLE)
     dice = np.random.default_rng(worker)
@@ -55,7 +55,7 @@ def train(
         ids = dice.integers(0, rows, IDS)
         began = time.perf_counter()
         runtime.push([Gradient(TABLE.key, gradient, ids, 0.01)]).wait()
-        found.append((began, time.perf_counter() - began))
+        durations.append((began, time.perf_counter() - began))
     runtime.close()
 
 
@@ -65,7 +65,10 @@ def save(runtime: ClusterRuntime, path: str) -> None:
 
 
 def note_cut(folder: Path, files: str, began: list[float]) -> None:
-    """Note when the first server is cut and begins its file: workers are told up to a second before."""
+    """Record when the first server begins its file, right after its cut.
+
+    Workers are notified up to a second earlier.
+    """
     while not began:
         if any(folder.glob(files)):
             began.append(time.perf_counter())
@@ -79,7 +82,7 @@ def take(
     over: threading.Event,
     spans: list[tuple[float, float]],
 ) -> None:
-    """Wait, then take snapshots; note from when to when each was written."""
+    """Wait, then take snapshots, and record from when to when each was written."""
     runtime = ClusterRuntime(fleet.environment(WORKERS), "async")
     runtime.create(TABLE)
     fill(runtime, rows)
@@ -103,16 +106,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--seconds", type=float, default=8.0)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     over, spans = threading.Event(), list[tuple[float, float]]()
-    found: list[list[tuple[float, float]]] = [[] for _ in range(WORKERS)]
+    durations: list[list[tuple[float, float]]] = [[] for _ in range(WORKERS)]
     with LocalFleet(2, WORKERS + 1) as fleet:
         works = [
-            partial(train, fleet, asked.rows, over, found[worker], worker)
+            partial(train, fleet, options.rows, over, durations[worker], worker)
             for worker in range(WORKERS)
         ]
-        in_threads([*works, partial(take, fleet, asked.rows, asked.seconds, over, spans)])
-    pushes = [push for worker in found for push in worker[5:]]
+        in_threads([*works, partial(take, fleet, options.rows, options.seconds, over, spans)])
+    pushes = [push for worker in durations for push in worker[5:]]
     times = {
         "outside": [took for began, took in pushes if began + took < spans[0][0]],
         "during": [
@@ -122,12 +125,12 @@ def main() -> None:
         ],
     }
     length = np.median([b - a for a, b in spans])
-    print(f"{len(spans)} snapshots of {asked.rows:,} rows, {length:.2f} s from cut to manifest")
+    print(f"{len(spans)} snapshots of {options.rows:,} rows, {length:.2f} s from cut to manifest")
     points = {name: np.percentile(those, (50, 90, 99, 100)) for name, those in times.items()}
     for name, seconds in points.items():
-        p50, p90, p99, most = (f"{1e3 * point:.2f} ms" for point in seconds)
+        p50, p90, p99, worst = (f"{1e3 * point:.2f} ms" for point in seconds)
         count = f"{name:8} {len(times[name]):6,} pushes"
-        print(f"{count}   p50 {p50}   p90 {p90}   p99 {p99}   worst {most}")
+        print(f"{count}   p50 {p50}   p90 {p90}   p99 {p99}   worst {worst}")
     ratios = points["during"] / points["outside"]
     print("during / outside: " + "   ".join(f"{ratio:.2f}" for ratio in ratios))
 

@@ -1,11 +1,11 @@
-"""What staleness costs a model, and what helps: a factorization machine under Adagrad at a high rate.
+"""Cost of staleness for a model, and remedies: a factorization machine under Adagrad at a high learning rate.
 
     python benchmarks/staleness.py [--runs 3] [--workers 4]
 
 60,000 rows of 10 categorical fields with 5,382 values in all, the shape of Frappe, are drawn from a
 factorization machine with noise; 48,000 train, 12,000 test. Learning rate 0.05, batches of 128, 3 epochs, on
 2 servers. Each figure is the test RMSE (labels -1 and 1), median and range over seeds. Asynchronous runs
-differ from time to time; their staleness depends on how busy the machine is, so it is shown.
+differ from run to run. Their staleness depends on how busy the machine is, so it is shown.
 """
 
 import argparse
@@ -44,7 +44,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Data:
-    """ids [n, fields] and labels [n]."""
+    """Samples: ids [n, fields] and labels [n]."""
 
     ids: Ids
     labels: Floats
@@ -52,7 +52,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Trial:
-    """One line of the table. warm_up: rounds in sync mode before the mode begins."""
+    """Line of the table. `warm_up` is the number of rounds in sync mode before the mode begins."""
 
     name: str
     consistency: ConsistencySettings
@@ -61,7 +61,7 @@ class Trial:
 
 
 def generate() -> Data:
-    """Clicks of a factorization machine with noise; popular values are frequent."""
+    """Return clicks of a factorization machine with noise. Popular values are frequent."""
     dice = np.random.default_rng(7)
     columns = []
     for size, start in zip(FIELDS, np.cumsum((0, *FIELDS[:-1])), strict=True):
@@ -76,20 +76,23 @@ def generate() -> Data:
 
 
 def predict(bias: Floats, linear: Floats, factors: Floats) -> Floats:
-    """Rendle (2010): bias + sum of w + half of (sum of v)^2 - sum of v^2; linear [n, f, 1]."""
+    """Return bias + sum of w + half of ((sum of v)^2 - sum of v^2) (Rendle, 2010).
+
+    `linear` is [n, fields, 1].
+    """
     total = factors.sum(axis=1)
     pairs = (total * total).sum(axis=1) - (factors * factors).sum(axis=(1, 2))
-    found: Floats = bias + linear.sum(axis=(1, 2)) + np.float32(0.5) * pairs
-    return found
+    scores: Floats = bias + linear.sum(axis=(1, 2)) + np.float32(0.5) * pairs
+    return scores
 
 
 def reads(ids: Ids) -> list[Read]:
-    """All that a batch needs."""
+    """Return the reads that a batch needs."""
     return [Read(BIAS.key), Read(LINEAR.key, ids), Read(FACTORS.key, ids)]
 
 
 def step(runtime: Runtime, ids: Ids, labels: Floats) -> None:
-    """Pull, compute the gradient of the mean squared error, push."""
+    """Pull, compute the gradient of the mean squared error, and push."""
     bias, linear, factors = runtime.pull(reads(ids))
     error = 2 * (predict(bias, linear, factors) - labels) / np.float32(len(labels))
     total = factors.sum(axis=1, keepdims=True)
@@ -110,10 +113,10 @@ def work(
     data: Data,
     batches: int,
     seed: int,
-    found: list[float],
+    results: list[float],
     seat: int,
 ) -> None:
-    """One worker: its share of the batches, then worker 0 tests."""
+    """Train one worker's share of the batches. Worker 0 then tests."""
     first = ConsistencySettings("sync") if trial.warm_up else trial.consistency
     runtime: ModeSwitchRuntime = connect(fleet.environment(seat), first)
     runtime.create(BIAS, np.zeros(1, np.float32))
@@ -135,7 +138,7 @@ def work(
         bias, linear, factors = runtime.pull(reads(data.ids[TRAIN:]))
         wrong = predict(bias, linear, factors) - data.labels[TRAIN:]
         stale = quantile((status["staleness"] for status in runtime.stats()), 0.5)
-        found += [float(np.sqrt(np.mean(wrong * wrong))), float(stale or 0)]
+        results += [float(np.sqrt(np.mean(wrong * wrong))), float(stale or 0)]
     runtime.barrier()
     runtime.close()
 
@@ -146,36 +149,36 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--batches", type=int, default=TRAIN // BATCH, help="of an epoch, in all")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     late = ConsistencySettings("async")
     trials = [
         Trial("one worker", ConsistencySettings("sync"), 1),
-        Trial("sync", ConsistencySettings("sync"), asked.workers),
-        Trial("ssp, staleness 1", ConsistencySettings("ssp", staleness=1), asked.workers),
-        Trial("async", late, asked.workers),
-        Trial("sync for 25 rounds, then async", late, asked.workers, 25),
-        Trial("sync for 75 rounds, then async", late, asked.workers, 75),
+        Trial("sync", ConsistencySettings("sync"), options.workers),
+        Trial("ssp, staleness 1", ConsistencySettings("ssp", staleness=1), options.workers),
+        Trial("async", late, options.workers),
+        Trial("sync for 25 rounds, then async", late, options.workers, 25),
+        Trial("sync for 75 rounds, then async", late, options.workers, 75),
     ]
     data = generate()
     print("| mode | test RMSE | range | median staleness |\n|---|---|---|---|")
     for trial in trials:
         scores, stale = [], []
-        for seed in range(asked.runs):
-            found: list[float] = []
+        for seed in range(options.runs):
+            results: list[float] = []
             with LocalFleet(servers=2, workers=trial.workers) as fleet:
                 jobs = [
-                    partial(work, fleet, trial, data, asked.batches, seed, found, seat)
+                    partial(work, fleet, trial, data, options.batches, seed, results, seat)
                     for seat in range(trial.workers)
                 ]
                 in_threads(jobs)
-            scores.append(found[0])
-            stale.append(found[1])
+            scores.append(results[0])
+            stale.append(results[1])
         print(
             f"| {trial.name} | {statistics.median(scores):.4f} | {min(scores):.4f} to "
             f"{max(scores):.4f} | {statistics.median(stale):.0f} |",
             flush=True,
         )
-    print(f"\n{asked.workers} workers, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(f"\n{options.workers} workers, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Start-up: from the command to the first step of 2 servers and 2 workers, warm cache and cold.
+"""Start-up: time from the command to the first step of 2 servers and 2 workers, warm cache and cold.
 
-"warm": the kernels' machine code is in the cache. "cold": PSFLEET_CACHE is an empty folder. CPU is
-that of the launcher and all processes it started.
+"warm": the kernels' machine code is in the cache. "cold": PSFLEET_CACHE is an empty folder. CPU is that of
+the launcher and of all processes that it started.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ SERVERS, WORKERS = 2, 2
 
 
 def first_step() -> None:
-    """The script of a worker: one step of the tables of W1, then the time."""
+    """Run the script of a worker: one step with the tables of W1, then write the time."""
     import psfleet
 
     with psfleet.connect() as ps:
@@ -48,7 +48,7 @@ def main() -> None:
     )
     missing = "left out" if options.no_peers else torch_missing()
     runs = 1 if options.short else options.runs
-    launched(None)  # whatever is not in the cache yet
+    launched(None)  # compiles kernels that are not in the cache yet
     report.rows.append(row("psfleet-launch, warm cache", [launched(None) for _ in range(runs)]))
     if not options.no_cold:
         report.rows.append(row("psfleet-launch, cold cache", [_cold() for _ in range(runs)]))
@@ -60,9 +60,9 @@ def main() -> None:
 
 
 def launched(cache: str | None) -> tuple[float, float]:
-    """Seconds until both workers have made a step, and CPU seconds of the whole job."""
+    """Return the seconds until both workers have made a step, and the CPU seconds of the whole job."""
     with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as folder:
-        more = {"BENCH_FOLDER": folder} | ({"PSFLEET_CACHE": cache} if cache else {})
+        extra = {"BENCH_FOLDER": folder} | ({"PSFLEET_CACHE": cache} if cache else {})
         command = [
             sys.executable,
             "-m",
@@ -79,11 +79,11 @@ def launched(cache: str | None) -> tuple[float, float]:
             "--worker",
         ]
         cpu, start = _children(), time.time()
-        done = subprocess.run(
-            command, env=environment(**more), cwd=ROOT, capture_output=True, text=True, check=False
+        process = subprocess.run(
+            command, env=environment(**extra), cwd=ROOT, capture_output=True, text=True, check=False
         )
-        if done.returncode:
-            raise RuntimeError(f"psfleet-launch ended with {done.returncode}: {done.stderr}")
+        if process.returncode:
+            raise RuntimeError(f"psfleet-launch ended with {process.returncode}: {process.stderr}")
         end = max(float(Path(folder, str(rank)).read_text()) for rank in range(WORKERS))
         return end - start, _children() - cpu
 
@@ -95,30 +95,30 @@ def _cold() -> tuple[float, float]:
 
 
 def _torch() -> tuple[float, float]:
-    """The same of the group of W3, whose tables of 1 M rows are allocated at the start."""
+    """Measure the same for torch's group of W3, whose tables of 1 M rows are allocated at the start."""
     cpu, start = _children(), time.time()
     with contextlib.ExitStack() as stack:
         crew = stack.enter_context(torch_crew("torch rpc", "w3", WORKERS))
         crew.run(1)
-        taken = time.time() - start
-    return taken, _children() - cpu
+        seconds = time.time() - start
+    return seconds, _children() - cpu
 
 
 def _children() -> float:
-    """CPU seconds of all processes that this one, or one of those, has waited for."""
+    """Return the CPU seconds of all awaited child processes, and of their awaited children."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
-def row(name: str, taken: list[tuple[float, float]]) -> dict[str, Any]:
-    walls, cpus = zip(*taken, strict=True)
+def row(name: str, runs: list[tuple[float, float]]) -> dict[str, Any]:
+    walls, cpus = zip(*runs, strict=True)
     return {
         "contender": name,
         "s to first step": statistics.median(walls),
         "fastest": min(walls),
         "slowest": max(walls),
         "CPU s of the job": statistics.median(cpus),
-        "runs": len(taken),
+        "runs": len(runs),
     }
 
 

@@ -1,12 +1,13 @@
-"""How long a fleet stands still when a server is killed, or hangs, beside its standby.
+"""Time for which a fleet with standbys stands still when a server is killed, or hangs.
 
     python benchmarks/takeover.py [--kills 30] [--hang [--hung-after 5]]
 
-A job of 2 servers, 1 worker in async mode, --replicas 1. The worker waits until the standby of a
-server is ready, kills the primary (SIGKILL) and pushes; the seconds until that push is acknowledged
-are one measurement: the launcher's notice, the takeover, the view, the worker's way back. With --hang it
-stops the primary (SIGSTOP), and the notice takes --hung-after seconds. Servers take turns; server 0 also
-hosts the coordinator. At the end a table that counts pushes says that none is lost.
+A job of 2 servers, 1 worker in async mode, --replicas 1. The worker waits until the standby of a server is
+ready, kills the primary (SIGKILL) and pushes. A measurement is the time until that push is acknowledged. It
+includes the launcher's detection, the takeover, the change of members, and the worker's reconnection. With
+--hang the worker stops the primary (SIGSTOP) instead, and the detection takes --hung-after seconds. Servers
+take turns; server 0 also hosts the coordinator. At the end a table that counts pushes shows that none is
+lost.
 """
 
 import argparse
@@ -31,7 +32,7 @@ PUSHES = 20  # between two kills
 
 
 def work(kills: int, blow: signal.Signals) -> None:
-    """The worker."""
+    """Run the worker."""
     from psfleet import fleet
     from psfleet.core.base.settings.environment import read_environment
     from psfleet.core.runtime.process_runtime import current
@@ -44,7 +45,7 @@ def work(kills: int, blow: signal.Signals) -> None:
     active = current().active()
     active.create(COUNTS, np.zeros(20_000, np.float32))
     gradient = Gradient(COUNTS.key, np.full(20_000, -1, np.float32), None, 1.0)
-    taken: list[float] = []
+    durations: list[float] = []
     for kill in range(kills):
         for _ in range(PUSHES):
             active.push([gradient])
@@ -56,54 +57,54 @@ def work(kills: int, blow: signal.Signals) -> None:
         os.kill(victim, blow)
         active.push([gradient])
         active.flush()
-        taken.append(time.perf_counter() - began)
+        durations.append(time.perf_counter() - began)
     counted = active.pull([Read(COUNTS.key)])[0]
     exact = bool((counted == kills * (PUSHES + 1)).all())
-    print("takeover", json.dumps({"seconds": taken, "exact": exact}))
+    print("takeover", json.dumps({"seconds": durations, "exact": exact}))
 
 
 def _pid(folder: Path, server: int, copy: int) -> int:
-    """The process that has written this ready file, once it has."""
+    """Wait for this ready file, and return the process id in it."""
     file = folder / (f"ready.{server}.{copy}" if copy else f"ready.{server}")
     while not file.exists():
         time.sleep(0.01)
-    found: int = json.loads(file.read_text())["pid"]
-    return found
+    pid: int = json.loads(file.read_text())["pid"]
+    return pid
 
 
 def measure(kills: int, hang: bool, patience: float) -> None:
-    """Run the job and say what it found."""
+    """Run the job and print the results."""
     with tempfile.TemporaryDirectory() as logs:
         command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--replicas", "1"]
         command += ["--no-progress", "--log-dir", logs, "--hung-after", f"{patience}s"]
         command += [__file__, "--kills", str(kills), *(["--hang"] if hang else [])]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stderr)
-    line = next(line for line in done.stdout.splitlines() if line.startswith("takeover "))
-    found = json.loads(line.removeprefix("takeover "))
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        sys.exit(process.stderr)
+    line = next(line for line in process.stdout.splitlines() if line.startswith("takeover "))
+    report = json.loads(line.removeprefix("takeover "))
     for server in (0, 1):
-        mine = found["seconds"][server::2]
-        print(f"server {server}: median {statistics.median(mine):.3f} s, worst {max(mine):.3f} s")
-    every = found["seconds"]
+        times = report["seconds"][server::2]
+        print(f"server {server}: median {statistics.median(times):.3f} s, worst {max(times):.3f} s")
+    every = report["seconds"]
     print(
         f"{len(every)} takeovers: median {statistics.median(every):.3f} s, worst {max(every):.3f} s; "
-        f"every push counted once: {found['exact']}; load {os.getloadavg()[0]:.1f} "
+        f"every push counted once: {report['exact']}; load {os.getloadavg()[0]:.1f} "
         f"on {os.cpu_count()} cores"
     )
 
 
 def main() -> None:
-    """The job's worker where there is a job, else who starts it."""
+    """Run the worker in a job's worker process; otherwise start the job."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--hang", action="store_true")
     parser.add_argument("--hung-after", type=float, default=5.0)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     if os.environ.get("PSFLEET_ROLE") == "worker":
-        work(asked.kills, signal.SIGSTOP if asked.hang else signal.SIGKILL)
+        work(options.kills, signal.SIGSTOP if options.hang else signal.SIGKILL)
     else:
-        measure(asked.kills, asked.hang, asked.hung_after)
+        measure(options.kills, options.hang, options.hung_after)
 
 
 if __name__ == "__main__":

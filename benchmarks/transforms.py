@@ -1,6 +1,6 @@
-"""Rows a CPU second of each transform of features, in batches of 8,192, in this process.
+"""Rows per CPU second of each transform of features, in batches of 8,192, in this process.
 
-Numbers and ids are arrays, texts are objects as Parquet gives them, of 20,000 distinct ones. "look-up": a
+Numbers and ids are arrays; texts are objects as Parquet gives them, with 20,000 distinct values. "look-up": a
 batch without transforms, whose ids or texts are hashed.
 """
 
@@ -18,7 +18,7 @@ BATCH, DISTINCT, WORDS = 8192, 20_000, 5
 
 
 def data() -> dict[str, Any]:
-    """Columns of a batch."""
+    """Return the columns of a batch."""
     dice = np.random.default_rng(0)
     words = np.array([f"word{number}" for number in range(DISTINCT)], object)
     lengths = np.full(BATCH, WORDS)
@@ -37,11 +37,11 @@ def data() -> dict[str, Any]:
 
 
 def features() -> Iterator[tuple[str, str, Any, list[str]]]:
-    """A line of the table: its name, what a row has, the feature, the columns that it takes."""
+    """Yield the lines of the table: name, content of a row, feature, and input columns."""
     table = f.Table("t", 4)
     words, numbers = [f"word{number}" for number in range(DISTINCT)], list(range(DISTINCT))
     quantiles = np.linspace(0.1, 60, 99).tolist()
-    one, five = "a value", f"{WORDS} texts"
+    single_value, five = "a value", f"{WORDS} texts"
 
     def single(column: str, transform: Any, **options: Any) -> tuple[Any, list[str]]:
         return f.Feature("f", table, column=column, transform=transform, **options), [column]
@@ -53,14 +53,18 @@ def features() -> Iterator[tuple[str, str, Any, list[str]]]:
 
     grams = [f.Split(), f.NGrams(1, 2)]
     split = {"hashed": True}
-    yield "look-up, ids hashed", one, *single("id", [], hashed=True)
-    yield "look-up, texts hashed", one, *single("text", [], hashed=True)
-    yield "Log1p, Normalize", one, *single("number", [f.Log1p(), f.Normalize(2, 1), np_int])
-    yield "Quantiles(100)", one, *single("number", f.Quantiles(100, quantiles))
-    yield "Vocabulary of numbers", one, *single("id", f.Vocabulary(numbers), dtype="int")
-    yield "Vocabulary of texts", one, *single("text", f.Vocabulary(words))
+    yield "look-up, ids hashed", single_value, *single("id", [], hashed=True)
+    yield "look-up, texts hashed", single_value, *single("text", [], hashed=True)
+    yield (
+        "Log1p, Normalize",
+        single_value,
+        *single("number", [f.Log1p(), f.Normalize(2, 1), np_int]),
+    )
+    yield "Quantiles(100)", single_value, *single("number", f.Quantiles(100, quantiles))
+    yield "Vocabulary of numbers", single_value, *single("id", f.Vocabulary(numbers), dtype="int")
+    yield "Vocabulary of texts", single_value, *single("text", f.Vocabulary(words))
     yield "Cross of ids", "2 values", *double("id", "id", f.Cross())
-    yield "Lookup", one, *single("text", f.Lookup(dict(zip(words, numbers, strict=True))))
+    yield "Lookup", single_value, *single("text", f.Lookup(dict(zip(words, numbers, strict=True))))
     yield "Split, NGrams(1, 2)", f"a text of {WORDS} words", *single("sentence", grams, **split)
     yield "Match", f"2 lists of {five}", *double("list", "other", f.Match())
     yield "Pad(3)", five, *single("list", f.Pad(3, ""), hashed=True)
@@ -68,13 +72,13 @@ def features() -> Iterator[tuple[str, str, Any, list[str]]]:
     yield "WeightedValues", five, *single("weighted", f.WeightedValues(), **values)
 
 
-def np_int(given: f.Jagged) -> Any:
-    """Whole numbers, which a Feature needs."""
-    return given.values.astype(np.int64)
+def np_int(values: f.Jagged) -> Any:
+    """Return whole numbers, which a Feature needs."""
+    return values.values.astype(np.int64)
 
 
 def measured(make: Callable[[], Any], seconds: float) -> float:
-    """CPU seconds of a call."""
+    """Return the CPU seconds of a call."""
     make()
     calls, start = 0, time.process_time()
     while calls == 0 or time.process_time() - start < seconds:
@@ -88,10 +92,14 @@ def main() -> None:
     report = Report("transforms", f"Transforms: rows a CPU second, batches of {BATCH}")
     columns = data()
     for name, row, feature, names in features():
-        inputs = [f.Input(each, "int" if each == "id" else "text") for each in feature.inputs[:1]]
-        inputs += [f.Input(each) for each in set(feature.inputs[1:]) - set(feature.inputs[:1])]
+        inputs = [
+            f.Input(column, "int" if column == "id" else "text") for column in feature.inputs[:1]
+        ]
+        inputs += [f.Input(column) for column in set(feature.inputs[1:]) - set(feature.inputs[:1])]
         made = f.FeatureSet([*inputs, feature])
-        batch = {each: columns[each] for each in names} if inputs else {"f": columns[names[0]]}
+        batch = (
+            {column: columns[column] for column in names} if inputs else {"f": columns[names[0]]}
+        )
         seconds = 0.01 if options.short or options.steps else 0.5
         costs = [
             measured(lambda made=made, batch=batch: f.feed(made, batch), seconds)

@@ -1,8 +1,8 @@
-"""W1: pull and push 65,536 Zipf ids a step from one sparse table, dim 16, Adam on the servers.
+"""W1: pull and push 65,536 Zipf ids per step of one sparse table, dim 16, Adam on the servers.
 
-The contenders take turns within one run. "ids" are raw ids of the batch (about 26,000 are
-distinct); CPU is that of all servers and workers. The warm-up sees every batch once, so that the
-measured steps find every row.
+The contenders take turns within one run. "ids" are raw ids of the batch (about 26,000 are distinct). CPU is
+that of all servers and workers. The warm-up uses every batch once, so that all rows exist in the measured
+steps.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ BATCHES = 40
 
 
 def work(rank: int, rows: int, ahead: bool, batches: list[Ids]) -> None:
-    """A worker of psfleet; `ahead`: it reads the rows of the next batch while it works on this one."""
+    """Run a worker of psfleet. With `ahead` it reads the rows of the next batch during the present step."""
     import psfleet
 
     with psfleet.connect() as ps:
@@ -47,7 +47,7 @@ def work(rank: int, rows: int, ahead: bool, batches: list[Ids]) -> None:
 
 
 def fill(ps: Any, table: Any, rank: int, rows: int) -> None:
-    """Make the table as large as a table in use: rows for ids 0 to `rows` - 1."""
+    """Fill the table to the size of a table in use: rows for ids 0 to `rows` - 1."""
     count = 1 << 17
     for start in range(rank * count, rows, ps.worker_num * count):
         ids = np.arange(start, min(start + count, rows), dtype=np.int64)
@@ -96,8 +96,11 @@ def main() -> None:
                 ),
             ]
             if options.durability != "none":
-                kept = stack.enter_context(tempfile.TemporaryDirectory(prefix="psfleet-log-"))
-                variables = {"PSFLEET_DURABILITY": options.durability, "PSFLEET_LOG_FOLDER": kept}
+                log_folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="psfleet-log-"))
+                variables = {
+                    "PSFLEET_DURABILITY": options.durability,
+                    "PSFLEET_LOG_FOLDER": log_folder,
+                }
                 name = f"psfleet, durability {options.durability}"
                 crews.append(
                     stack.enter_context(
@@ -118,8 +121,8 @@ def main() -> None:
             ]
             crews += attendance.enter(stack, report, options, peers)
             steps = options.steps or (30 if options.short else 60)
-            found = in_turn(crews, warm=options.batches, steps=steps, runs=options.runs)
-        report.rows += [row(name, workers, steps, summary) for name, summary in found.items()]
+            summaries = in_turn(crews, warm=options.batches, steps=steps, runs=options.runs)
+        report.rows += [row(name, workers, steps, summary) for name, summary in summaries.items()]
     finish(report, options.json)
 
 

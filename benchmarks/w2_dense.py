@@ -1,6 +1,6 @@
-"""W2: pull and push 16 dense arrays of a million float32 each step, SGD and Adam on the servers.
+"""W2: pull and push 16 dense arrays of a million float32 per step, SGD and Adam on the servers.
 
-GB counts both directions: 128 MB a step. The contenders take turns within one run.
+GB counts both directions: 128 MB per step. The contenders take turns within one run.
 """
 
 import argparse
@@ -18,7 +18,7 @@ ARRAYS, LENGTH = 16, 1_000_000
 
 
 def work(length: int, kind: str) -> None:
-    """A worker of psfleet."""
+    """Run a worker of psfleet."""
     import psfleet
     from psfleet.core.engine.interface import Gradient, Read
 
@@ -54,7 +54,7 @@ def main() -> None:
 def measure(
     kind: str, workers: int, options: argparse.Namespace, report: Report
 ) -> list[dict[str, Any]]:
-    """The lines of one rule and number of workers."""
+    """Return the lines of one optimizer and number of workers."""
     steps = options.steps or (6 if options.short else 15)
     with contextlib.ExitStack() as stack:
         program = [__file__, "--worker", str(options.length), kind]
@@ -72,13 +72,13 @@ def measure(
             attendance.paddle("w2", workers, kind),
         ]
         crews += attendance.enter(stack, report, options, peers)
-        found = in_turn(crews, warm=3, steps=steps, runs=options.runs)
+        summaries = in_turn(crews, warm=3, steps=steps, runs=options.runs)
     moved = 2 * ARRAYS * options.length * 4 / 1e9 * steps * workers
-    return [row(name, kind, workers, moved, summary) for name, summary in found.items()]
+    return [row(name, kind, workers, moved, summary) for name, summary in summaries.items()]
 
 
 def row(name: str, kind: str, workers: int, moved: float, summary: Summary) -> dict[str, Any]:
-    """A line; moved: gigabytes in both directions."""
+    """Return a line. `moved` is the number of gigabytes in both directions."""
     return {
         "contender": name,
         "rule": kind,

@@ -1,7 +1,7 @@
 """W3: click-through rate end to end: 26 sparse fields x 16, MLP 400-400-1, batch 2048, Adam, async.
 
-2 servers and 2 workers unless --workers says otherwise; "one process" has neither. The warm-up sees
-every batch once, so that every row is there, as it is in a table that has been in use for a while.
+2 servers, and 2 workers unless --workers is given; "one process" has neither. The warm-up uses every batch
+once, so that all rows exist, as in a table that has been in use for a while.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ def work_program(
     count: int = BATCHES,
     hidden_size: int = HIDDEN,
 ) -> None:
-    """A worker of psfleet whose dense part is the built-in program; it has `count` batches."""
+    """Run a worker of psfleet whose dense part is the built-in program, with `count` batches."""
     import psfleet as ps
     from psfleet import fleet, layers, optimizer
 
@@ -63,7 +63,7 @@ def _flush() -> None:
 
 
 def work_torch(amp: bool = False, count: int = BATCHES) -> None:
-    """A worker of psfleet whose dense part is PyTorch."""
+    """Run a worker of psfleet whose dense part is PyTorch."""
     import torch
     from peers.torch_model import Ctr
 
@@ -137,28 +137,28 @@ def main() -> None:
         ]
         crews += attendance.enter(stack, report, options, peers)
         steps = options.steps or (15 if options.short else 40)
-        found = in_turn(crews, warm=options.batches, steps=steps, runs=options.runs)
+        summaries = in_turn(crews, warm=options.batches, steps=steps, runs=options.runs)
     for crew in crews:
-        report.rows.append(row(crew.name, crew.workers, steps, found[crew.name]))
+        report.rows.append(row(crew.name, crew.workers, steps, summaries[crew.name]))
     finish(report, options.json)
 
 
 def contenders(through_torch: bool, bf16: bool) -> list[tuple[str, str, Connection]]:
-    """(name, worker, its connection) of each psfleet contender."""
+    """Return (name, worker, its connection) of each psfleet contender."""
     memory = Connection.MEMORY
-    found = [("psfleet", "program", memory)]
-    found += [(name, "program", over) for name, over in BETWEEN_HOSTS.items()]
+    entries = [("psfleet", "program", memory)]
+    entries += [(name, "program", over) for name, over in BETWEEN_HOSTS.items()]
     if bf16:
-        found.append(("psfleet, bf16", "program-bf16", memory))
+        entries.append(("psfleet, bf16", "program-bf16", memory))
     if through_torch:
-        found.append(("psfleet through torch", "torch", memory))
+        entries.append(("psfleet through torch", "torch", memory))
     if through_torch and bf16:
-        found.append(("psfleet through torch, bf16", "torch-bf16", memory))
-    return found
+        entries.append(("psfleet through torch, bf16", "torch-bf16", memory))
+    return entries
 
 
 def _bf16_peers(workers: int) -> list[attendance.Peer]:
-    """torch with autocast, over rpc and in one process."""
+    """Return torch with autocast, over rpc and in one process."""
     rpc = attendance.torch("w3-bf16", workers)
     return [
         attendance.Peer("torch rpc, bf16", "torch", rpc.crew),

@@ -1,11 +1,13 @@
-"""What the metrics of a job cost its servers and workers: W1 unwatched, and with a look every 2 s.
+"""Cost of a job's metrics for its servers and workers: W1 unwatched, and with a look every 2 s.
 
-A look is what a launcher does for `--watch`: it asks every server, and workers send their metrics with their
-heartbeats. With `--against` another checkout takes part, such as one from before a metric was added. Many
-short runs alternate; a ratio is the median of those of each round, with its 95 % interval.
+A look is one reading of all metrics, as a launcher does for `--watch`: every server is asked, and workers
+send their metrics with their heartbeats. With `--against` another checkout takes part, such as one from
+before a metric was added. Many short runs alternate. A ratio is the median of the ratios of all rounds, with
+its 95 % confidence interval.
 
-What looks cost is less than the noise of such runs. So both crews then make one step a second, and one is
-looked at in each: the difference is the cost of the looks, without that of the launcher.
+The cost of looks is less than the noise of such runs. So a second measurement lets both crews make one step
+per second, and reads the metrics of one crew in each: the difference is the cost of the looks, without the
+cost of the launcher.
 """
 
 import contextlib
@@ -27,7 +29,7 @@ BATCHES = 40
 
 
 class Watched:
-    """A crew that is looked at while it runs."""
+    """Crew whose metrics are read while it runs."""
 
     def __init__(self, crew: Crew) -> None:
         from psfleet.core.base.settings.environment import Environment
@@ -50,7 +52,7 @@ class Watched:
             looks.join()
 
     def look(self) -> None:
-        """Look once."""
+        """Read the metrics once."""
         self._reader.read()
 
     def _look_until(self, over: threading.Event) -> None:
@@ -63,7 +65,7 @@ class Watched:
 
 @contextlib.contextmanager
 def of_checkout(folder: Path) -> Iterator[None]:
-    """Within, processes are started from another checkout."""
+    """Context in which processes are started from another checkout."""
     before, processes.ROOT = processes.ROOT, folder
     try:
         yield
@@ -97,19 +99,21 @@ def main() -> None:
         crews: list[Any] = [crew("unwatched", here), Watched(crew("watched", here))]
         if options.against:
             crews.append(crew("the other checkout", options.against.resolve()))
-        found = samples_in_turn(crews, warm=options.batches, steps=steps, runs=options.runs)
+        samples_by_crew = samples_in_turn(
+            crews, warm=options.batches, steps=steps, runs=options.runs
+        )
         looks = cost_of_looks(crews[0], crews[1], options.looks)
-    usual = summarize(found["unwatched"])
+    usual = summarize(samples_by_crew["unwatched"])
     for group, seconds in looks.items():
         rate = usual.parts[group] / usual.wall
         line = {"a look at": group, "CPU ms": seconds * 1e3, "of W1's CPU": seconds / EVERY / rate}
         report.rows.append(line)
-    report.rows += lines(found, steps * options.workers)
+    report.rows += lines(samples_by_crew, steps * options.workers)
     finish(report, options.json)
 
 
 def cost_of_looks(unwatched: Any, watched: Any, seconds: int) -> dict[str, float]:
-    """CPU seconds that a look costs each group of processes, one look a second."""
+    """Return the CPU seconds of a look for each group of processes, with one look per second."""
     before = [_cpu(crew) for crew in (unwatched, watched)]
     for _ in range(seconds):
         began = time.monotonic()
@@ -128,19 +132,19 @@ def _cpu(crew: Any) -> dict[str, float]:
     return {group: cpu_seconds(pids) for group, pids in crew.processes().items()}
 
 
-def lines(found: dict[str, list[Sample]], steps: int) -> Iterator[dict[str, Any]]:
-    """A line for each contender."""
-    for name, samples in found.items():
-        one = summarize(samples)
-        ratio, low, high = paired_ratio(samples, found["unwatched"])
+def lines(samples_by_crew: dict[str, list[Sample]], steps: int) -> Iterator[dict[str, Any]]:
+    """Yield a line for each contender."""
+    for name, samples in samples_by_crew.items():
+        summary = summarize(samples)
+        ratio, low, high = paired_ratio(samples, samples_by_crew["unwatched"])
         yield {
             "contender": name,
-            "CPU us / step": one.cpu / steps * 1e6,
-            "of it servers": one.parts["servers"] / steps * 1e6,
+            "CPU us / step": summary.cpu / steps * 1e6,
+            "of it servers": summary.parts["servers"] / steps * 1e6,
             "against unwatched": ratio,
             "at least": low,
             "at most": high,
-            **one.noise,
+            **summary.noise,
         }
 
 

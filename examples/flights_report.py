@@ -1,4 +1,4 @@
-"""What flights.py has to tell: a table beside other people's figures, and a picture."""
+"""Shows the results of flights.py: a table beside other published figures, and a picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +11,8 @@ __all__ = ["REFERENCES", "plot", "table"]
 Score = tuple[float, float]  # AUC, log loss
 Floats = NDArray[np.float32]
 
-# All of November and December. flights_baselines.py measures the first two. The other three are the
-# figures that the example was asked to reach, with fewer columns and October in the training set.
+# Scores on November and December. flights_baselines.py measures the first two. The other three are given
+# reference figures, with fewer columns and October in the training set.
 REFERENCES: dict[str, tuple[float, float | None]] = {
     "same columns, logistic regression": (0.7112, 0.5116),
     "same columns, gradient boosting": (0.7164, 0.5011),
@@ -23,7 +23,7 @@ REFERENCES: dict[str, tuple[float, float | None]] = {
 
 
 def table(october: Score, test: Score, months: range, pace: float) -> str:
-    """The figures, one line each."""
+    """Return the table of scores as text, one line each."""
     rows: dict[str, tuple[float, float | None]] = {
         f"psfleet, October{' (trained on it)' if 10 in months else ''}": october,
         "psfleet, November and December": test,
@@ -40,13 +40,13 @@ def table(october: Score, test: Score, months: range, pace: float) -> str:
     return "\n".join(lines)
 
 
-def plot(path: Path, losses: Sequence[float], late: Floats, found: Floats) -> None:
-    """Draw the loss of the steps and the calibration, if matplotlib is installed.
+def plot(path: Path, losses: Sequence[float], late: Floats, predictions: Floats) -> None:
+    """Draw the training loss and the calibration of the predictions, if matplotlib is installed.
 
     Args:
-        path: Of the PNG.
-        losses: Of this worker's steps, in order; of a worker that has started again those since.
-        late, found: What happened and its predicted probability, as many values each.
+        path: Path of the PNG file.
+        losses: Losses of this worker's steps, in order. After a restart, only those since.
+        late, predictions: For each flight, 1 if it was late, and its predicted probability.
     """
     try:
         import matplotlib
@@ -63,10 +63,12 @@ def plot(path: Path, losses: Sequence[float], late: Floats, found: Floats) -> No
         left.plot(losses, color="tab:blue", alpha=0.2, linewidth=0.5)
         left.plot(np.arange(len(means)) + width - 1, means, color="tab:blue")
     left.set(title="Training loss of worker 0", xlabel="step", ylabel="log loss")
-    said, happened = calibration(late, found)
+    predicted, happened = calibration(late, predictions)
     right.plot([0, 1], [0, 1], color="gray", linestyle=":", label="perfect")
-    right.plot(said, happened, color="tab:orange", marker="o", label="20 equal groups of flights")
-    edge = 1.05 * max(said.max(), happened.max())
+    right.plot(
+        predicted, happened, color="tab:orange", marker="o", label="20 equal groups of flights"
+    )
+    edge = 1.05 * max(predicted.max(), happened.max())
     right.set(
         title="November and December",
         xlabel="predicted share of late flights",
@@ -80,10 +82,10 @@ def plot(path: Path, losses: Sequence[float], late: Floats, found: Floats) -> No
     print(f"saved {path}")
 
 
-def calibration(late: Floats, found: Floats, groups: int = 20) -> tuple[Floats, Floats]:
-    """Mean prediction and true share of equal groups of flights, from least to most likely late."""
-    order = np.array_split(np.argsort(found.reshape(-1), kind="stable"), groups)
+def calibration(late: Floats, predictions: Floats, groups: int = 20) -> tuple[Floats, Floats]:
+    """Return mean prediction and true share of late flights, in equal groups by ascending prediction."""
+    order = np.array_split(np.argsort(predictions.reshape(-1), kind="stable"), groups)
     return (
-        np.array([found.reshape(-1)[group].mean() for group in order], np.float32),
+        np.array([predictions.reshape(-1)[group].mean() for group in order], np.float32),
         np.array([late.reshape(-1)[group].mean() for group in order], np.float32),
     )

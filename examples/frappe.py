@@ -1,10 +1,10 @@
-"""Which app will a user open? LR, FM and DeepFM on the Frappe log, in a program or in PyTorch.
+"""Predicts which app a user will open: LR, FM and DeepFM on the Frappe log, in a program or in PyTorch.
 
     python examples/frappe.py --model fm                                               # embedded
     psfleet-launch --servers 2 --workers 2 --sync examples/frappe.py --model deepfm    # a cluster
     psfleet-launch --servers 2 --workers 2 --wire int8 examples/frappe.py --torch      # PyTorch, async
 
-docs/proofs.md compares the AUC of all of these with the published one.
+docs/proofs.md compares the AUC of all these models with the published one.
 """
 
 import argparse
@@ -26,20 +26,20 @@ from psfleet.features import Feature, FeatureSet, Table, feed
 
 @dataclass(frozen=True)
 class Settings:
-    """A model; the figures are the best of a few on the validation samples.
+    """Settings of a model. The values in MODELS are the best of a few on the validation samples.
 
     Attributes:
-        dim: Width of a factor; 0: a linear model.
-        hidden: Widths of the hidden layers over the factors; none: no network.
-        epochs: Passes over the training samples.
-        batch: Samples of a step of all workers together.
+        dim: Width of a factor. 0 makes a linear model.
+        hidden: Widths of the hidden layers over the factors. Empty means no network.
+        epochs: Number of passes over the training samples.
+        batch: Number of samples of a step of all workers together.
         rate: Learning rate of Adam.
-        falls: Epochs after which the rate is a tenth; 0: it never falls.
-        dense: The rows are one dense parameter, so that each step's penalty is on all of them;
-            else they are rows of features, and it is on those that the step uses.
+        falls: Number of epochs after which the rate is divided by ten. 0 keeps it constant.
+        dense: If True, all rows are one dense parameter, so that each step applies the L2 penalty to all of
+            them. If False, they are rows of features, and the penalty applies to the rows that the step uses.
         decay: L2 penalty on the rows.
-        dropout: Share of the hidden values that a training step leaves out.
-        normalised: Hidden values are normalised by their batch.
+        dropout: Fraction of the hidden values that a training step leaves out.
+        normalised: True to normalise hidden values by their batch.
     """
 
     dim: int = 0
@@ -54,17 +54,20 @@ class Settings:
     normalised: bool = False
 
     def milestones(self, samples: int) -> list[int]:
-        """The steps of a worker after which the rate is a tenth of what it was."""
+        """Return the steps of a worker after which the learning rate is divided by ten."""
         return [self.falls * samples // self.batch] if self.falls else []
 
     def features(self, rate: float | optimizer.lr.LRScheduler) -> FeatureSet:
-        """Every field, with one table of rows: a weight, and `dim` values of a factor."""
+        """Return a feature for each field.
+
+        All use one table whose rows have a weight and `dim` values of a factor.
+        """
         adam = optimizer.Adam(rate, weight_decay=self.decay)
         rows = Table("rows", 1 + self.dim, adam, initializer.Normal(scale=0.01, seed=1))
         return FeatureSet([Feature(name, rows) for name in FIELDS])
 
     def parameter(self, ids: ps.Variable) -> ps.Variable:
-        """Rows of these ids, [n, fields, 1 + dim], from one dense parameter."""
+        """Look up the rows of these ids, [n, fields, 1 + dim], in one dense parameter."""
         start = initializer.Normal(scale=0.01, seed=1)
         attr = ps.ParamAttr("rows", start, regularizer=regularizer.L2Decay(self.decay))
         return layers.embedding(ids, [IDS, 1 + self.dim], param_attr=attr)
@@ -89,13 +92,13 @@ MODELS = {
 
 
 class Model(Protocol):
-    """What trains and predicts."""
+    """Model that trains and predicts."""
 
     def step(self, samples: Samples) -> NDArray[np.float32]:
-        """Train on these samples; their probabilities before that, float32 [n]."""
+        """Train on these samples. Returns their probabilities before the update, float32 [n]."""
 
     def predict(self, samples: Samples) -> NDArray[np.float32]:
-        """Probabilities, float32 [n]."""
+        """Return probabilities, float32 [n]."""
 
 
 class ProgramModel:
@@ -145,21 +148,21 @@ class ProgramModel:
 
     def _run(self, program: ps.Program, samples: Samples) -> NDArray[np.float32]:
         ids = feed(self.features, samples.batch) if self.features else {"ids": samples.ids}
-        given = {**ids, "label": samples.labels[:, None]}
-        (found,) = self.executor.run(program, given, [self.probability])
-        probabilities: NDArray[np.float32] = found[:, 0]
+        inputs = {**ids, "label": samples.labels[:, None]}
+        (outputs,) = self.executor.run(program, inputs, [self.probability])
+        probabilities: NDArray[np.float32] = outputs[:, 0]
         return probabilities
 
 
 def torch_model(settings: Settings, samples: int) -> Model:
-    """The same in PyTorch."""
+    """Return the same model in PyTorch."""
     from frappe_torch import TorchModel
 
     return TorchModel(settings, samples)
 
 
 def train(model: Model, samples: Samples, settings: Settings) -> float:
-    """Train; the samples of a second of all workers."""
+    """Train the model. Returns the samples per second of all workers together."""
     began = time.perf_counter()
     size = settings.batch // fleet.worker_num()
     for rows in fleet.dataset(len(samples), size, settings.epochs, shuffle_seed=1):
@@ -169,7 +172,7 @@ def train(model: Model, samples: Samples, settings: Settings) -> float:
 
 
 def score(model: Model, parts: dict[str, Samples]) -> dict[str, float]:
-    """AUC and log loss of each part; the workers share the work."""
+    """Return AUC and log loss of each part. The workers share the work."""
     counted = {name: [metrics.Auc(spacing="logit"), metrics.LogLoss()] for name in parts}
     scores = fleet.metrics(counted)
     for name, samples in parts.items():
@@ -181,7 +184,7 @@ def score(model: Model, parts: dict[str, Samples]) -> dict[str, float]:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", choices=MODELS, default="deepfm")
     parser.add_argument("--torch", action="store_true", help="in PyTorch")
@@ -195,7 +198,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, and tell how good that is."""
+    """Train, and print the scores."""
     options = parse()
     try:
         data = frappe_data.load(options.data, is_checked=not options.any_data)
@@ -206,9 +209,9 @@ def main() -> None:
     settings = dataclasses.replace(settings, epochs=options.epochs or settings.epochs)
     model = (torch_model if options.torch else ProgramModel)(settings, len(data.train))
     pace = train(model, data.train, settings)
-    found = score(model, {"validation": data.validation, "test": data.test})
+    results = score(model, {"validation": data.validation, "test": data.test})
     for name in ("validation", "test"):
-        auc, loss = found[f"{name}/auc"], found[f"{name}/log_loss"]
+        auc, loss = results[f"{name}/auc"], results[f"{name}/log_loss"]
         fleet.util.print_on_rank(f"{name} AUC {auc:.4f}   log loss {loss:.4f}", 0)
     fleet.util.print_on_rank(f"{pace:,.0f} samples/s", 0)
     if options.out:

@@ -1,13 +1,13 @@
 """The Frappe log: which of 4,082 apps 957 users opened, and in which context.
 
 Baltrunas, Church, Karatzoglou and Oliver, "Frappe: Understanding the Usage and Perception of Mobile App
-Recommendations In-The-Wild", arXiv:1505.03014. Its terms forbid to redistribute it, so you download it.
+Recommendations In-The-Wild", arXiv:1505.03014. Its terms forbid redistribution, so you have to download it.
 
-Published results use the split of NFM (He and Chua, SIGIR 2017): each of the 96,203 rows of the log is a
-positive sample, and beside it stand two negative ones: the same user and context with apps that this user
+Published results use the split of NFM (He and Chua, SIGIR 2017). Each of the 96,203 rows of the log is a
+positive sample. For each there are two negative samples: the same user and context, with apps that this user
 never opened. 70 % of the 288,609 samples train, 20 % validate, 10 % test. `load` reads the published
-validation and test samples as they are. It makes the training samples from the log: what the log has beside
-those, with its own draw of apps for the negatives.
+validation and test samples unchanged. It makes the training samples from the remaining rows of the log, and
+draws the apps of the negative samples itself.
 """
 
 import csv
@@ -37,7 +37,7 @@ FIELDS = (
 )
 ITEM = FIELDS.index("item")
 IDS = 5382
-"""All fields have so many ids together."""
+"""Number of ids of all fields together."""
 LOG, VALIDATION, TEST = "Mobile_Frappe.zip", "frappe.validation.libfm", "frappe.test.libfm"
 SOURCES = {
     LOG: (
@@ -53,7 +53,7 @@ SOURCES = {
         "a2ebaef3a9af8e55f8bb0d08bc4923965e42e43760ebd7635ac2f8c5db99e097",
     ),
 }
-"""Where each file is, and its SHA-256."""
+"""URL and SHA-256 of each file."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Samples:
     """Samples with one id of each field.
 
     Attributes:
-        ids: int64 [n, fields]; every field has ids of its own.
-        labels: float32 [n]; 1 if the user opened the app, else 0.
+        ids: int64 [n, fields]. No two fields share an id.
+        labels: float32 [n]. 1 if the user opened the app, else 0.
     """
 
     ids: Ints
@@ -76,13 +76,13 @@ class Samples:
 
     @property
     def batch(self) -> dict[str, Ints]:
-        """The ids by feature."""
+        """Ids [n] of each feature, by name."""
         return dict(zip(FIELDS, self.ids.T, strict=True))
 
 
 @dataclass(frozen=True)
 class Split:
-    """The samples to train on, to choose settings on and to test on."""
+    """Samples to train on, to choose settings on, and to test on."""
 
     train: Samples
     validation: Samples
@@ -90,14 +90,14 @@ class Split:
 
 
 def load(folder: Path, is_checked: bool = True) -> Split:
-    """The benchmark's samples.
+    """Return the benchmark's samples.
 
     Args:
-        folder: Where the files of `SOURCES` are.
-        is_checked: Refuse files whose SHA-256 is another one.
+        folder: Folder with the files of `SOURCES`.
+        is_checked: If True, refuse files with another SHA-256.
 
     Raises:
-        UsageError: A file is missing or is another one; the text names it and where to get it.
+        UsageError: A file is missing or has another SHA-256. The message names the file and its URL.
     """
     for name in SOURCES:
         _check(folder / name, is_checked)
@@ -110,17 +110,17 @@ def _check(path: Path, is_checked: bool) -> None:
     url, digest = SOURCES[path.name]
     if not path.is_file():
         raise UsageError(f"{path} is missing; download it from {url}")
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if is_checked and found != digest:
+    actual_digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if is_checked and actual_digest != digest:
         raise UsageError(
-            f"{path} has the SHA-256 {found}, not {digest}; download it again from {url}"
+            f"{path} has the SHA-256 {actual_digest}, not {digest}; download it again from {url}"
         )
 
 
 def read_log(path: Path) -> Ints:
-    """The log, int64 [rows, fields], numbered as in the published split.
+    """Return the log, int64 [rows, fields], with the ids of the published split.
 
-    Fields are numbered one after the other, the values of each in the order in which they come first.
+    Ids are assigned field by field, and within a field by first occurrence.
     """
     with zipfile.ZipFile(path) as archive, archive.open("Mobile_Frappe/frappe/frappe.csv") as file:
         rows = list(csv.DictReader(io.TextIOWrapper(file, "utf-8"), delimiter="\t"))
@@ -141,19 +141,19 @@ def _read(path: Path) -> Samples:
     return Samples(ids, (labels > 0).astype(np.float32))
 
 
-def rebuild(log: Ints, *held: Samples, seed: int = 0) -> Samples:
-    """The samples of the log that no held one is: with two negatives for each row of the log.
+def rebuild(log: Ints, *held_out: Samples, seed: int = 0) -> Samples:
+    """Return the training samples: positive and negative samples that are not held out.
 
-    Users and contexts of the negatives are those of the benchmark, for its negatives have those of the log.
-    Their apps are drawn evenly from those that the user never opened.
+    Users and contexts of the negative samples are the benchmark's, because its negative samples have those of
+    the log. Their apps are drawn uniformly from the apps that the user never opened.
 
     Args:
         log: int64 [rows, fields].
-        held: Samples of the benchmark that must not be trained on.
-        seed: Of the draw.
+        held_out: Samples of the benchmark that must not be trained on.
+        seed: Seed of the random apps.
     """
-    held_positives = _ids(log, held, 1)
-    held_negatives = _ids(log, held, 0)
+    held_positives = _ids(log, held_out, 1)
+    held_negatives = _ids(log, held_out, 0)
     positives = _less(log, held_positives)
     negatives = _less(_without_item(np.repeat(log, 2, axis=0)), _without_item(held_negatives))
     rng, first, end = np.random.default_rng(seed), log[:, ITEM].min(), log[:, ITEM].max() + 1
@@ -168,14 +168,14 @@ def rebuild(log: Ints, *held: Samples, seed: int = 0) -> Samples:
     return Samples(np.concatenate([positives, negatives]), labels)
 
 
-def _ids(log: Ints, held: Sequence[Samples], label: int) -> Ints:
-    """The ids of the held samples with this label."""
-    return np.concatenate([log[:0], *(part.ids[part.labels == label] for part in held)])
+def _ids(log: Ints, held_out: Sequence[Samples], label: int) -> Ints:
+    """Return the ids of the held-out samples with this label."""
+    return np.concatenate([log[:0], *(part.ids[part.labels == label] for part in held_out)])
 
 
-def _less(rows: Ints, gone: Ints) -> Ints:
-    """The rows without those that are gone, each as often as it is there."""
-    left = Counter(row.tobytes() for row in gone)
+def _less(rows: Ints, removed: Ints) -> Ints:
+    """Remove rows: each row of `removed` removes one equal row of `rows`."""
+    left = Counter(row.tobytes() for row in removed)
     is_kept = np.ones(len(rows), bool)
     for at, row in enumerate(rows):
         if left[key := row.tobytes()]:
@@ -185,11 +185,11 @@ def _less(rows: Ints, gone: Ints) -> Ints:
 
 
 def _without_item(rows: Ints) -> Ints:
-    found = rows.copy()
-    found[:, ITEM] = 0
-    return found
+    cleared = rows.copy()
+    cleared[:, ITEM] = 0
+    return cleared
 
 
 def _codes(pairs: Ints) -> Ints:
-    """One number for each user and app, which are below 2^32."""
+    """Combine user and app into one number. Both are below 2^32."""
     return pairs[:, 0] << 32 | pairs[:, 1]

@@ -21,19 +21,19 @@ Floats = NDArray[np.float32]
 
 
 class FeatureRows(nn.Module):
-    """A row for each field of a sample, [n, fields, 1 + dim]: those of features, in a sparse table."""
+    """Rows of a sample's fields, [n, fields, 1 + dim], from a sparse table of features."""
 
     def __init__(self, settings: Settings, rate: LRScheduler) -> None:
         super().__init__()
         self.features = pst.FeatureEmbedding(settings.features(rate))
 
     def forward(self, samples: Samples) -> Tensor:
-        """The rows."""
+        """Return the rows."""
         return torch.stack(list(self.features(samples.batch).values()), 1)
 
 
 class DenseRows(nn.Module):
-    """The same from one dense parameter."""
+    """Rows of a sample's fields, [n, fields, 1 + dim], from one dense parameter."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
@@ -41,13 +41,13 @@ class DenseRows(nn.Module):
         nn.init.normal_(self.embed.weight, std=0.01)
 
     def forward(self, samples: Samples) -> Tensor:
-        """The rows."""
+        """Return the rows."""
         rows: Tensor = self.embed(torch.from_numpy(samples.ids))
         return rows
 
 
 class DeepFM(nn.Module):
-    """What `Settings` leave out is not there."""
+    """DeepFM. Without hidden layers in `Settings` it is an FM, and without factors a linear model."""
 
     def __init__(self, settings: Settings, rate: LRScheduler) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class DeepFM(nn.Module):
             self.mlp.append(nn.Linear(widths[-1], 1))
 
     def forward(self, samples: Samples) -> Tensor:
-        """The logits, float32 [n]."""
+        """Return the logits, float32 [n]."""
         rows = self.rows(samples)
         weights, factors = rows[:, :, 0], rows[:, :, 1:]
         products = (factors.sum(1).square() - factors.square().sum(1)).sum(1) / 2
@@ -72,7 +72,7 @@ class DeepFM(nn.Module):
 
 
 class TorchModel:
-    """Trains a DeepFM, an FM or a linear model."""
+    """Trains a DeepFM, an FM or a linear model, depending on `Settings`."""
 
     def __init__(self, settings: Settings, samples: int) -> None:
         torch.manual_seed(1)
@@ -91,7 +91,7 @@ class TorchModel:
         self.loss = nn.BCEWithLogitsLoss()
 
     def step(self, samples: Samples) -> Floats:
-        """Train on these samples; their probabilities before that, float32 [n]."""
+        """Train on these samples. Returns their probabilities before the update, float32 [n]."""
         logit = self.model.train()(samples)
         self.loss(logit, torch.from_numpy(samples.labels)).backward()
         self.optimizer.step()
@@ -101,11 +101,11 @@ class TorchModel:
         return _probabilities(logit)
 
     def predict(self, samples: Samples) -> Floats:
-        """Probabilities, float32 [n]."""
+        """Return probabilities, float32 [n]."""
         with torch.no_grad():
             return _probabilities(self.model.eval()(samples))
 
 
 def _probabilities(logit: Tensor) -> Floats:
-    found: Floats = logit.detach().sigmoid().numpy()
-    return found
+    probabilities: Floats = logit.detach().sigmoid().numpy()
+    return probabilities

@@ -1,4 +1,4 @@
-"""Which entity completes a triple? ComplEx and TransE on FB15k-237.
+"""Predicts the missing entity of a triple: ComplEx and TransE on FB15k-237.
 
     python examples/knowledge_graph.py --model transe                                # embedded
     psfleet-launch --servers 2 --workers 2 --sync examples/knowledge_graph.py        # a cluster
@@ -27,18 +27,20 @@ Variable = Any
 
 @dataclass(frozen=True)
 class Settings:
-    """A model; the figures come from a few trials on the validation triples.
+    """Settings of a model. The values in MODELS come from a few trials on the validation triples.
 
     Attributes:
-        dim: Values of an entity and of a relation. ComplEx takes the second half as imaginary parts.
-        epochs: Passes over the training queries.
-        falls: Epochs after which the rate is a fifth.
+        dim: Number of values of an entity and of a relation. ComplEx uses the second half as imaginary parts.
+        epochs: Number of passes over the training queries.
+        falls: Number of epochs after which the rate is divided by five.
         rate: Learning rate of Adagrad.
-        spread: Entities and relations start as normal values with this standard deviation.
-        penalty: Of the cubed absolute values of what a triple uses (N3; Lacroix et al., 2018).
-        batch: Queries of a step of all workers together.
-        candidates: Random entities that a step scores beside the answers of its queries; 0: all.
-            They stand for all the others: each counts as many times as there are others for one of them.
+        spread: Standard deviation of the normal distribution that initializes entities and relations.
+        penalty: Weight of the penalty on the cubed absolute values of the rows that a triple uses (N3;
+            Lacroix et al., 2018).
+        batch: Number of queries of a step of all workers together.
+        candidates: Number of random entities that a step scores beside the answers of its queries. Each
+            random entity gets a higher weight, so that together they represent all other entities. 0 scores
+            all entities.
     """
 
     dim: int
@@ -58,30 +60,30 @@ MODELS = {
 
 
 def complex_scores(head: Variable, relation: Variable, entity: Variable) -> Variable:
-    """Re(head * relation * conj(entity)) of all queries and entities (Trouillon et al., 2016)."""
+    """Return Re(head * relation * conj(entity)) for all queries and entities (Trouillon et al., 2016)."""
     (a, b), (c, d) = layers.split(head, 2, dim=1), layers.split(relation, 2, dim=1)
     query = layers.concat([a * c - b * d, a * d + b * c], axis=1)
     return layers.matmul(query, entity, transpose_y=True)
 
 
 def transe_scores(head: Variable, relation: Variable, entity: Variable) -> Variable:
-    """-|head + relation - entity| of all queries and entities (Bordes et al., 2013)."""
+    """Return -|head + relation - entity| for all queries and entities (Bordes et al., 2013)."""
     query = head + relation
     lengths = layers.reduce_sum(layers.square(query), dim=1, keep_dim=True)
-    others = layers.reduce_sum(layers.square(entity), dim=1)
-    squares = lengths + others - layers.matmul(query, entity, transpose_y=True, alpha=2.0)
+    entity_lengths = layers.reduce_sum(layers.square(entity), dim=1)
+    squares = lengths + entity_lengths - layers.matmul(query, entity, transpose_y=True, alpha=2.0)
     return layers.sqrt(layers.clip(squares, 1e-6, 1e9)) * -1.0
 
 
 def cubes(rows: Variable) -> Variable:
-    """The sum of the cubed absolute values of each row of complex numbers, [n]."""
+    """Return the sum of the cubed absolute values of each row of complex numbers, [n]."""
     real, imaginary = layers.split(rows, 2, dim=1)
     absolute = layers.square(real) + layers.square(imaginary)
     return layers.reduce_sum(layers.pow(absolute, 1.5), dim=1)
 
 
 class Model:
-    """Scores all candidates of a step for all its queries, with one product of matrices."""
+    """Model that scores all candidates of a step for all its queries, with one matrix product."""
 
     def __init__(self, graph: Graph, name: str, settings: Settings) -> None:
         self.graph, self.settings = graph, settings
@@ -114,20 +116,20 @@ class Model:
         return layers.embedding(ids, size, is_distributed=True, name=name, param_attr=start)
 
     def step(self, chosen: Ints) -> float:
-        """Train on these of the training queries; the mean loss of their triples."""
+        """Train on the training queries with these numbers. Returns the mean loss of their triples."""
         queries = self.graph.train.queries[chosen]
         replies = [self.graph.train[at] for at in chosen]
         flat = np.concatenate(replies)
-        # The worker's step has the same candidates again, if the worker starts again.
+        # The seed is the batch, so that a restarted worker draws the same candidates for the same step.
         candidates, shift = self.graph.candidates(flat, self.settings.candidates, seed=chosen)
         truth = np.zeros((len(chosen), len(candidates)), np.float32)
-        rows = np.repeat(np.arange(len(chosen)), [len(found) for found in replies])
+        rows = np.repeat(np.arange(len(chosen)), [len(answers) for answers in replies])
         truth[rows, np.searchsorted(candidates, flat)] = 1 / len(flat)
-        given = {**_named(queries), "candidates": candidates, "truth": truth, "shift": shift}
-        return float(self.executor.run(self.program, given, [self.loss])[0])
+        inputs = {**_named(queries), "candidates": candidates, "truth": truth, "shift": shift}
+        return float(self.executor.run(self.program, inputs, [self.loss])[0])
 
     def train(self) -> float:
-        """Train; the workers share each epoch. Triples of a second of all workers."""
+        """Train. The workers share each epoch. Returns the triples per second of all workers together."""
         size, seconds = self.settings.batch // fleet.worker_num(), 0.0
         for epoch in range(self.settings.epochs):
             began = time.perf_counter()
@@ -135,24 +137,29 @@ class Model:
             loss = np.mean([self.step(chosen) for chosen in batches])
             seconds += time.perf_counter() - began
             mrr, hits = self.quality("valid")
-            said = f"epoch {epoch + 1}   loss {loss:.4f}   MRR {mrr:.4f}   Hits@10 {hits:.4f}"
-            fleet.util.print_on_rank(said, 0)
+            line = f"epoch {epoch + 1}   loss {loss:.4f}   MRR {mrr:.4f}   Hits@10 {hits:.4f}"
+            fleet.util.print_on_rank(line, 0)
             self.rates.step()
         return self.settings.epochs * len(self.graph.triples["train"]) / (seconds or 1.0)
 
     def ranks(self, triples: Ints) -> NDArray[np.float64]:
-        """The filtered rank of each tail: other known answers do not count, ties count half, [n]."""
-        given = {**_named(triples), "candidates": np.arange(self.graph.entities)}
-        (found,) = self.executor.run(self.test_program, given, [self.scores])
-        own = found[np.arange(len(triples)), triples[:, 2], None].copy()
-        for scores, query in zip(found, triples[:, :2], strict=True):
+        """Return the filtered rank of each tail, [n].
+
+        Other known answers are left out, and ties count half.
+        """
+        inputs = {**_named(triples), "candidates": np.arange(self.graph.entities)}
+        (all_scores,) = self.executor.run(self.test_program, inputs, [self.scores])
+        true_scores = all_scores[np.arange(len(triples)), triples[:, 2], None].copy()
+        for scores, query in zip(all_scores, triples[:, :2], strict=True):
             scores[self.graph.known.of(query)] = -np.inf
-        below = ((found < own).sum(axis=1) + (found <= own).sum(axis=1)) / 2
+        below = (
+            (all_scores < true_scores).sum(axis=1) + (all_scores <= true_scores).sum(axis=1)
+        ) / 2
         ranks: NDArray[np.float64] = 1.0 + self.graph.entities - below  # of NaN the last
         return ranks
 
     def quality(self, part: str) -> tuple[float, float]:
-        """Filtered MRR and Hits@10 of a part's triples; the workers share the work."""
+        """Return filtered MRR and Hits@10 of a part's triples. The workers share the work."""
         triples, sums = self.graph.triples[part], np.zeros(2)
         for chosen in fleet.shard(np.array_split(np.arange(len(triples)), len(triples) // 500 + 1)):
             ranks = self.ranks(triples[chosen])
@@ -166,7 +173,7 @@ def _named(queries: Ints) -> dict[str, Ints]:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", choices=MODELS, default="complex")
     parser.add_argument(
@@ -182,7 +189,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train, and tell how good that is."""
+    """Train, and print the scores."""
     options = parse()
     try:
         graph = knowledge_graph_data.load(options.data, is_checked=not options.any_data)
@@ -190,8 +197,8 @@ def main() -> None:
         raise SystemExit(f"knowledge_graph.py: {error}") from None
     fleet.init()
     names = ("epochs", "dim", "batch", "candidates")
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    model = Model(graph, options.model, dataclasses.replace(MODELS[options.model], **given))
+    changes = {name: value for name in names if (value := getattr(options, name)) is not None}
+    model = Model(graph, options.model, dataclasses.replace(MODELS[options.model], **changes))
     pace = model.train()
     for part in ("valid", "test"):
         mrr, hits = model.quality(part)

@@ -1,6 +1,6 @@
-"""FB15k-237: 272,115 triples of 14,541 entities and 237 relations to train on (Toutanova and Chen, 2015).
+"""FB15k-237: 272,115 training triples of 14,541 entities and 237 relations (Toutanova and Chen, 2015).
 
-The files are those of OpenKE, without a licence for others to pass on, so you download them.
+The files are those of OpenKE. They have no licence that allows redistribution, so you have to download them.
 """
 
 import hashlib
@@ -22,14 +22,17 @@ CHECKSUMS = {
     "valid2id.txt": "7d21e778de4369d5348f5cff23a08dc847ab5fce4b5f07c80113297d2dc60a86",
     "test2id.txt": "6027e649c1716ac9c1ef2f24672a416aa277aff3e14850ef915ac5a21df70417",
 }
-"""SHA-256. Each file has a line with a number, then a line `head tail relation` for each triple."""
+"""SHA-256 of each file.
+
+A file has a line with the number of triples, then a line `head tail relation` for each triple.
+"""
 
 
 class Answers:
     """The entities that answer each query.
 
     Attributes:
-        queries: int64 [n, 2], head and relation, in order and each once.
+        queries: int64 [n, 2], head and relation, sorted and distinct.
     """
 
     def __init__(self, triples: Ints) -> None:
@@ -45,20 +48,25 @@ class Answers:
         return self._tails[at]
 
     def of(self, query: Ints) -> Ints:
-        """The entities that answer a query, int64 [2]."""
+        """Return the entities that answer a query, int64 [n].
+
+        Args:
+            query: Head and relation, int64 [2].
+        """
         return self._tails[self._places[tuple(query.tolist())]]
 
 
 class Graph:
     """Triples as queries (head, relation) with answers (tail).
 
-    Each triple also asks for its head: with the inverse relation, which has a number of its own.
+    Each triple also gives a query for its head, with the inverse relation. Inverse relations have separate
+    numbers.
 
     Attributes:
-        entities: How many there are.
+        entities: Number of entities.
         train: Answers to learn.
         known: Answers of all parts, which a filtered rank leaves out.
-        triples: By part, int64 [n, 3] of head, relation and tail, both ways.
+        triples: For each part, int64 [n, 3] of head, relation and tail, in both directions.
     """
 
     def __init__(self, parts: dict[str, Ints]) -> None:
@@ -70,46 +78,47 @@ class Graph:
         self.known = Answers(np.concatenate(list(self.triples.values())))
 
     def candidates(self, replies: Ints, drawn: int, seed: Ints) -> tuple[Ints, Floats]:
-        """The entities among which a step looks for these answers, each once and in order.
+        """Return the entities that a step scores, sorted and distinct.
 
         Args:
-            replies: These are among them.
-            drawn: So many are drawn evenly of all entities; 0: all are candidates.
-            seed: Of the draw.
+            replies: Answers of the step's queries, which are always included.
+            drawn: Number of entities drawn uniformly. 0 returns all entities.
+            seed: Seed of the draw.
 
         Returns:
-            The entities, and for each the logarithm of the number that it stands for: an answer for
-            itself, the drawn ones together for all that are no answers. Added to scores, it makes the sum
-            of their exponentials an estimate of that over all entities, without a bias.
+            The entities, and for each the logarithm of the number of entities that it represents. An answer
+            represents only itself. The drawn entities together represent all entities that are no answers.
+            Add the logarithm to a score: the sum of the exponentials is then an unbiased estimate of the sum
+            over all entities.
         """
         everything = np.arange(self.entities)
         if not 0 < drawn < self.entities:
             return everything, np.zeros(self.entities, np.float32)
         sample = np.random.default_rng(seed).choice(everything, drawn, replace=False)
-        found = np.union1d(replies, sample)
-        is_answer = np.isin(found, replies)
+        entities = np.union1d(replies, sample)
+        is_answer = np.isin(entities, replies)
         answering = int(is_answer.sum())
-        if answering == len(found):
-            return found, np.zeros(len(found), np.float32)
-        others = (self.entities - answering) / (len(found) - answering)
-        return found, np.where(is_answer, 0, np.log(others)).astype(np.float32)
+        if answering == len(entities):
+            return entities, np.zeros(len(entities), np.float32)
+        represented = (self.entities - answering) / (len(entities) - answering)
+        return entities, np.where(is_answer, 0, np.log(represented)).astype(np.float32)
 
 
-def _both_ways(found: Ints, relations: int) -> Ints:
-    head, tail, relation = found.T
+def _both_ways(triples: Ints, relations: int) -> Ints:
+    head, tail, relation = triples.T
     forward, back = (head, relation, tail), (tail, relation + relations, head)
     return np.concatenate([np.stack(forward, axis=1), np.stack(back, axis=1)])
 
 
 def load(folder: Path, is_checked: bool = True) -> Graph:
-    """The graph of the three files in a folder.
+    """Return the graph of the three files in a folder.
 
     Args:
-        folder: Where the files of `CHECKSUMS` are.
-        is_checked: Refuse files whose SHA-256 is another one.
+        folder: Folder with the files of `CHECKSUMS`.
+        is_checked: If True, refuse files with another SHA-256.
 
     Raises:
-        UsageError: A file is missing or is another one; the text names it and where to get it.
+        UsageError: A file is missing or has another SHA-256. The message names the file and its URL.
     """
     paths = {name.removesuffix("2id.txt"): folder / name for name in CHECKSUMS}
     for path in paths.values():
@@ -125,8 +134,8 @@ def load(folder: Path, is_checked: bool = True) -> Graph:
 def _check(path: Path, is_checked: bool) -> None:
     if not path.is_file():
         raise UsageError(f"{path} is missing; download it from {SOURCE}")
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if is_checked and found != CHECKSUMS[path.name]:
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if is_checked and digest != CHECKSUMS[path.name]:
         raise UsageError(
-            f"{path} has the SHA-256 {found}, not {CHECKSUMS[path.name]}; download it again from {SOURCE}"
+            f"{path} has the SHA-256 {digest}, not {CHECKSUMS[path.name]}; download it again from {SOURCE}"
         )

@@ -1,11 +1,11 @@
-"""Who will like which film? A factorization machine on a ratings file of your own.
+"""Predicts film ratings: a factorization machine on a ratings file of your own.
 
     python examples/movielens.py ratings.csv                                    # one process
     psfleet-launch --servers 2 --workers 2 examples/movielens.py ratings.csv    # a cluster
 
-The file is a CSV with a header that has userId, movieId and rating, as MovieLens publishes it, or has
-libsvm lines (`rating index:value index:value ...`), with as many features as you like. psfleet reads both
-with `TextFiles`, which takes pyarrow: `pip install '.[parquet]'`.
+The file is a CSV with the columns userId, movieId and rating, as MovieLens publishes it. Or it has libsvm
+lines (`rating index:value index:value ...`) with any number of features. psfleet reads both with `TextFiles`,
+which needs pyarrow: `pip install '.[parquet]'`.
 """
 
 import argparse
@@ -28,7 +28,7 @@ TABLE = Table("ids", 1)  # a column of ids needs the name of a table, though a p
 
 @dataclass(frozen=True)
 class Data:
-    """Samples with equally many features each.
+    """Samples that all have the same number of features.
 
     Attributes:
         ids, values: int64 and float32 [n, features].
@@ -43,7 +43,7 @@ class Data:
         return Data(self.ids[rows], self.values[rows], self.ratings[rows])
 
     def feed(self, mean: float) -> dict[str, NDArray[np.float32] | NDArray[np.int64]]:
-        """What the program takes: ratings by how far they are from the mean."""
+        """Return the program's inputs. Ratings are relative to the mean."""
         return {
             "ids": self.ids,
             "values": self.values,
@@ -52,7 +52,7 @@ class Data:
 
 
 def load(path: Path) -> Data:
-    """The samples of a file; by its ending it is a CSV or has libsvm lines."""
+    """Return the samples of a file: a CSV by its ending, otherwise libsvm lines."""
     if path.suffix.lower() == ".csv":
         columns = FeatureSet([Feature("userId", TABLE), Feature("movieId", TABLE)])
         files = TextFiles(path, columns, ["rating"])
@@ -74,7 +74,7 @@ def load(path: Path) -> Data:
 
 
 class Model:
-    """A weight for each feature, and for each pair the product of their vectors (Rendle, 2010)."""
+    """Factorization machine (Rendle, 2010): a weight per feature, and the product of vectors per pair."""
 
     def __init__(self, features: int, dim: int, seed: int) -> None:
         self.program = ps.Program(random_seed=seed)
@@ -110,7 +110,7 @@ class Model:
         self.executor = ps.Executor()
 
     def train(self, data: Data, mean: float, options: argparse.Namespace) -> None:
-        """Train for some epochs; the workers share each."""
+        """Train for some epochs. The workers share each epoch."""
         with ps.program_guard(self.program):
             made = optimizer.Adam(options.rate, weight_decay=options.decay)
             fleet.distributed_optimizer(made).minimize(self.loss)
@@ -122,34 +122,34 @@ class Model:
             fleet.util.print_on_rank(f"epoch {epoch + 1}   RMSE {np.sqrt(np.mean(losses)):.4f}", 0)
 
     def error(self, data: Data, mean: float) -> float:
-        """Root mean square error of the predictions."""
-        found = [
+        """Return the root mean square error of the predictions."""
+        predictions = [
             self.executor.run(self.test_program, data[rows].feed(mean), [self.found])[0]
             for rows in np.array_split(np.arange(len(data.ratings)), len(data.ratings) // 4096 + 1)
         ]
-        return rmse(np.concatenate(found)[:, 0] + np.float32(mean), data.ratings)
+        return rmse(np.concatenate(predictions)[:, 0] + np.float32(mean), data.ratings)
 
 
 def batches(count: int, size: int, epoch: int) -> Iterator[NDArray[np.int64]]:
-    """The rows in a new order, the same on every worker."""
+    """Yield the rows in a new order, the same on every worker."""
     order = np.random.default_rng(epoch).permutation(count)
     yield from np.array_split(order, -(-count // size))
 
 
 def split(data: Data) -> tuple[Data, Data]:
-    """Nine tenths to train on, one to test on."""
+    """Return nine tenths of the samples to train on, and one tenth to test on."""
     order = np.random.default_rng(0).permutation(len(data.ratings))
     tenth = max(1, len(order) // 10)
     return data[order[tenth:]], data[order[:tenth]]
 
 
-def rmse(found: Floats | float, ratings: Floats) -> float:
-    """Root mean square error."""
-    return float(np.sqrt(np.mean(np.square(found - ratings, dtype=np.float64))))
+def rmse(predictions: Floats | float, ratings: Floats) -> float:
+    """Return the root mean square error."""
+    return float(np.sqrt(np.mean(np.square(predictions - ratings, dtype=np.float64))))
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("file", type=Path, help="ratings.csv, or libsvm lines")
     parser.add_argument("--epochs", type=int, default=10)
@@ -162,7 +162,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Read, train, tell how good that is, save."""
+    """Read the file, train, print the error, and save the model."""
     options = parse()
     try:
         data = load(options.file)

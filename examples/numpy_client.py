@@ -1,4 +1,4 @@
-"""A parameter server for a bare NumPy script: logistic regression on a stream of sparse samples.
+"""A parameter server for a plain NumPy script: logistic regression on a stream of sparse samples.
 
 python examples/numpy_client.py                                   # embedded, one process
 psfleet-launch --servers 2 --workers 2 examples/numpy_client.py   # two scripts, one model

@@ -1,9 +1,9 @@
-"""A deep network in a pipeline of stages. The script is the same with and without.
+"""Trains a deep network in a pipeline of stages. The script is the same with and without the pipeline.
 
     python examples/pipeline_mlp.py
     psfleet-launch --pipeline 1f1b --stages 2 --micro-batches 8 examples/pipeline_mlp.py
 
-It learns which of 10 classes a point lies in: clusters of made-up points, no download.
+It learns to which of 10 classes a point belongs. The points are generated, so there is no download.
 """
 
 import argparse
@@ -19,7 +19,7 @@ CLASSES, FEATURES = 10, 64
 
 
 def batches(steps: int, samples: int) -> Iterator[dict[str, Any]]:
-    """Points around one centre for each class; the same in every process."""
+    """Yield points around one centre for each class, the same in every process."""
     dice = np.random.default_rng(0)
     centres = dice.standard_normal((CLASSES, FEATURES), np.float32)
     for _ in range(steps):
@@ -29,7 +29,7 @@ def batches(steps: int, samples: int) -> Iterator[dict[str, Any]]:
 
 
 def build(width: int, depth: int) -> Any:
-    """The loss of a network of `depth` hidden layers."""
+    """Return the loss of a network with `depth` hidden layers."""
     hidden = point = layers.data("point", [None, FEATURES])
     label = layers.data("label", [None, 1], dtype="int64")
     for _ in range(depth):
@@ -39,19 +39,19 @@ def build(width: int, depth: int) -> Any:
 
 
 def main() -> None:
-    """Train; the first worker's first stage prints the loss."""
+    """Train. The first worker's first stage prints the loss."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     options.add_argument("--steps", type=int, default=200)
     options.add_argument("--samples", type=int, default=256)
     options.add_argument("--width", type=int, default=256)
     options.add_argument("--depth", type=int, default=8)
-    asked = options.parse_args()
+    arguments = options.parse_args()
 
     fleet.init()
-    loss = build(asked.width, asked.depth)
+    loss = build(arguments.width, arguments.depth)
     fleet.distributed_optimizer(optimizer.Adam(1e-3)).minimize(loss)
     executor = ps.Executor()
-    for step, feed in enumerate(fleet.shard(batches(asked.steps, asked.samples)), 1):
+    for step, feed in enumerate(fleet.shard(batches(arguments.steps, arguments.samples)), 1):
         (value,) = executor.run(feed=feed, fetch_list=[loss])
         if fleet.is_first_worker() and step % 50 == 0:
             print(f"step {step}: loss {float(value.item()):.6f}", flush=True)

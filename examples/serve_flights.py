@@ -1,11 +1,12 @@
-"""Train on flights, serve what is trained while it is, then its export in few bytes: docs/serving.md.
+"""Trains on flights, and serves the model meanwhile; then serves a compressed export (docs/serving.md).
 
     psfleet-launch --servers 2 --workers 1 examples/serve_flights.py    # or: make serve
-    python examples/serve_flights.py --flights 20000                    # one process, which nobody follows
+    python examples/serve_flights.py --flights 20000                    # one process, without live serving
 
-While servers train, a service follows them and predicts flights of November and December over HTTP. Then
-version 1 is the inference model in float32, version 2 its export in int8; the AUC of both is printed, and
-traffic goes back from 2 to 1 with one call.
+While servers train, a prediction service follows them and predicts flights of November and December over
+HTTP. After training, the model is served in two versions: version 1 is the inference model in float32, and
+version 2 its export in int8. The AUC of both is printed. One call switches the traffic back from version 2 to
+version 1.
 """
 
 import argparse
@@ -37,7 +38,7 @@ TABLES = 6  # of the model
 
 
 def main() -> None:
-    """Train and follow, export, serve, ask."""
+    """Train while a service follows, export, serve, and request predictions."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--flights", type=int, metavar="N", help="train on N flights only")
     options = parser.parse_args()
@@ -60,13 +61,13 @@ def main() -> None:
 
 
 def probability() -> Any:
-    """The model that follows."""
+    """Return the output of the model that the service serves."""
     return flights.Model(flights.Settings()).probability
 
 
 @contextlib.contextmanager
 def followed(data: Flights) -> Iterator[None]:
-    """Meanwhile ask a service that follows the servers of this job, and once more in the end."""
+    """Request predictions from a service that follows this job's servers, during and after the block."""
     over, servers = threading.Event(), ",".join(fleet.server_endpoints())
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(ask_live, servers, data, over) if servers else None
@@ -79,7 +80,7 @@ def followed(data: Flights) -> Iterator[None]:
 
 
 def ask_live(servers: str, data: Flights, over: threading.Event) -> None:
-    """Print how good the predictions of each second are."""
+    """Print every second how good the live predictions are."""
     with serving.Follower(servers) as rows:
         while len(rows.specs()) < TABLES and not over.is_set():
             time.sleep(0.05)
@@ -94,8 +95,8 @@ def ask_live(servers: str, data: Flights, over: threading.Event) -> None:
         "--http-port",
         "0",
     ]
-    found = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=found) as service:
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as service:
         try:
             assert service.stdout is not None
             address = service.stdout.readline().rpartition("HTTP ")[2].strip()
@@ -110,14 +111,14 @@ def ask_live(servers: str, data: Flights, over: threading.Event) -> None:
 
 
 def state(address: str) -> Any:
-    """Number of the cut that is served, and its age in seconds."""
+    """Return the number of the version that is served live (its cut), and its age in seconds."""
     with urllib.request.urlopen(f"http://{address}/v1/models/live") as reply:
         [version] = json.load(reply)["versions"]
     return {name: version[name] for name in ("cut", "age")}
 
 
 def serve(model: serving.VersionedModel, data: Flights) -> None:
-    """Ask a service for the flights of November and December, of each version."""
+    """Request predictions for the flights of November and December from a service, for each version."""
     with serving.Server({"late": model}, max_batch=4096) as server:
         print(f"serving late: HTTP {server.http_address}, gRPC {server.grpc_address}")
         with serving.ServingClient(server.grpc_address) as client:
@@ -129,7 +130,7 @@ def serve(model: serving.VersionedModel, data: Flights) -> None:
 
 
 def auc_of(address: str, name: str, data: Flights, flights_at_most: int = 10**9) -> float:
-    """How good the service's predictions of November and December are."""
+    """Return the AUC of the service's predictions for November and December."""
     rows, auc = data.rows(flights.TEST)[:flights_at_most], metrics.Auc("auc")
     for part in np.array_split(rows, len(rows) // 1024 + 1):
         auc.update(asked(address, name, data, part), data.late[part])
@@ -137,7 +138,7 @@ def auc_of(address: str, name: str, data: Flights, flights_at_most: int = 10**9)
 
 
 def asked(address: str, name: str, data: Flights, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """The probability of being late for each of these flights, from the service."""
+    """Return the service's probability of being late for each of these flights."""
     inputs = {"ids": data.ids[rows].tolist(), "numbers": data.numbers[rows].tolist()}
     connection = http.client.HTTPConnection(address)
     try:

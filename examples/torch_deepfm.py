@@ -1,11 +1,10 @@
-"""Will a flight arrive more than 15 minutes late? DeepFM in PyTorch, on a fleet.
+"""Predicts whether a flight arrives more than 15 minutes late: DeepFM in PyTorch, on a fleet.
 
     python examples/torch_deepfm.py                                        # embedded, one process
-    psfleet-launch --servers 2 --workers 2 examples/torch_deepfm.py        # a cluster, in rounds
+    psfleet-launch --servers 2 --workers 2 examples/torch_deepfm.py        # a cluster, sync mode
     psfleet-launch --servers 2 --workers 2 --async examples/torch_deepfm.py
 
-torch_deepfm_single.py is the same in one process; docs/torch.md shows the few lines in which they
-differ.
+torch_deepfm_single.py is the same model in one process. docs/torch.md shows the few lines that differ.
 """
 
 # torch annotates some of its methods only.
@@ -26,7 +25,7 @@ ROWS, DIM = 2**17, 8
 
 
 class DeepFM(nn.Module):
-    """One weight for each id, products of embeddings, and an MLP over embeddings and numbers."""
+    """A weight for each id, products of embeddings, and an MLP over embeddings and numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +38,7 @@ class DeepFM(nn.Module):
         nn.init.uniform_(self.deep.weight, -0.01, 0.01)
 
     def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
-        """The logit of being late: float32 [n, 1]."""
+        """Return the logit of being late, float32 [n, 1]."""
         factors = self.deep(ids)
         products = (factors.sum(1).square() - factors.square().sum(1)).sum(1, keepdim=True) / 2
         hidden = torch.cat([factors.flatten(1), numbers], 1)
@@ -48,7 +47,7 @@ class DeepFM(nn.Module):
 
 
 def tensors(flights: Flights, months: range, most: int | None = None) -> TensorDataset:
-    """The flights of these months, their ids folded into ROWS."""
+    """Return the flights of these months, with ids reduced modulo ROWS."""
     chosen = torch.randperm(len(rows := flights.rows(months)))[:most].numpy()
     part = rows[chosen]
     return TensorDataset(
@@ -59,7 +58,7 @@ def tensors(flights: Flights, months: range, most: int | None = None) -> TensorD
 
 
 def main() -> None:
-    """Train on January to September, then tell how good November's and December's predictions are."""
+    """Train on January to September, and print the scores on November and December."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--flights", type=int, metavar="N", help="train on N flights only")
     options = parser.parse_args()

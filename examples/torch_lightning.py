@@ -1,11 +1,11 @@
-"""Will a flight arrive more than 15 minutes late? The DeepFM of torch_deepfm.py in PyTorch Lightning.
+"""Predicts late flights with the DeepFM of torch_deepfm.py in PyTorch Lightning.
 
     pip install lightning
     python examples/torch_lightning.py                                     # embedded, one process
-    psfleet-launch --servers 2 --workers 2 examples/torch_lightning.py     # a cluster, in rounds
+    psfleet-launch --servers 2 --workers 2 examples/torch_lightning.py     # a cluster, sync mode
 
-Lightning runs the loop of each worker: its callbacks, progress and validation. The fleet shards the batches,
-and its optimizer makes the step, which the module therefore calls itself.
+Lightning runs the loop of each worker: its callbacks, progress and validation. The fleet distributes the
+batches. Its optimizer makes the step, so the module calls that optimizer itself.
 """
 
 # torch and Lightning annotate some of their methods only; without Lightning its class is Any.
@@ -38,10 +38,10 @@ class LateFlights(lightning.LightningModule):
         self._found: list[tuple[Tensor, Tensor]] = []
 
     def configure_optimizers(self) -> None:
-        """Lightning steps none: the fleet's optimizer does."""
+        """Return no optimizer for Lightning, because the fleet's optimizer makes the steps."""
 
     def training_step(self, batch: Any, number: int) -> None:
-        """One step of the fleet."""
+        """Make one training step of the fleet."""
         ids, numbers, late = batch
         loss = nn.functional.binary_cross_entropy_with_logits(self.model(ids, numbers), late)
         self._optimizer.zero_grad()
@@ -51,19 +51,19 @@ class LateFlights(lightning.LightningModule):
         self.log("loss", loss, prog_bar=True)
 
     def validation_step(self, batch: Any, number: int) -> None:
-        """Predict."""
+        """Keep the predictions of a batch."""
         ids, numbers, late = batch
         self._found.append((late, self.model(ids, numbers).sigmoid()))
 
     def on_validation_epoch_end(self) -> None:
-        """Log the AUC, for Lightning's callbacks such as EarlyStopping too."""
-        late, found = (torch.cat(parts).numpy() for parts in zip(*self._found, strict=True))
+        """Log the AUC, also for Lightning's callbacks such as EarlyStopping."""
+        late, predictions = (torch.cat(parts).numpy() for parts in zip(*self._found, strict=True))
         self._found.clear()
-        self.log("auc", float(metrics.auc(late, found)))
+        self.log("auc", float(metrics.auc(late, predictions)))
 
 
 def main() -> None:
-    """Train on January to September, then tell how good November's and December's predictions are."""
+    """Train on January to September, and print the scores on November and December."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--flights", type=int, metavar="N", help="train on N flights only")
     options = parser.parse_args()
@@ -83,8 +83,8 @@ def main() -> None:
     )
     trainer.fit(module, fleet.shard(loader))
     test = DataLoader(tensors(flights, range(11, 13)), batch_size=4096)
-    found = trainer.validate(module, test, verbose=False)[0]
-    fleet.util.print_on_rank(f"November and December   AUC {found['auc']:.4f}", rank_id=0)
+    results = trainer.validate(module, test, verbose=False)[0]
+    fleet.util.print_on_rank(f"November and December   AUC {results['auc']:.4f}", rank_id=0)
 
 
 if __name__ == "__main__":

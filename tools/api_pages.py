@@ -1,4 +1,7 @@
-"""Write the API reference as Markdown, from annotations and docstrings; tools/build_site.py calls it."""
+"""Writes the API reference as Markdown pages, from the annotations and docstrings of `psfleet`.
+
+`tools/build_site.py` calls it.
+"""
 
 import importlib
 import inspect
@@ -41,11 +44,14 @@ PAGES = {
         "psfleet.fluid.static.nn",
     ),
 }
-"""By name of the page the modules whose public names it has. What an earlier page has is linked to it."""
+"""For each page its modules, whose public names it lists.
+
+A name that an earlier page describes is only linked.
+"""
 
 
 def write(root: Path, to: Path) -> None:
-    """Write a page for each of `PAGES` below `to`."""
+    """Write one page for each entry of `PAGES` into the folder `to`."""
     to.mkdir(parents=True)
     package: Any = griffe.load(
         "psfleet",
@@ -54,7 +60,7 @@ def write(root: Path, to: Path) -> None:
         docstring_options={"warnings": False},
         resolve_aliases=True,
     )
-    places: dict[str, str] = {}
+    page_of: dict[str, str] = {}
     things: dict[str, list[tuple[Any, dict[str, Any]]]] = {}
     for page, paths in PAGES.items():
         things[page] = []
@@ -62,28 +68,32 @@ def write(root: Path, to: Path) -> None:
             module = package[path.removeprefix("psfleet.")] if path != "psfleet" else package
             things[page].append((module, _public(module)))
             for thing in things[page][-1][1].values():
-                places.setdefault(thing.path, page)
+                page_of.setdefault(thing.path, page)
     for page, modules in things.items():
-        (to / f"{page}.md").write_text("\n".join(_page(page, modules, places)) + "\n")
+        (to / f"{page}.md").write_text("\n".join(_page(page, modules, page_of)) + "\n")
 
 
 def _public(module: Any) -> dict[str, Any]:
-    """The public names of a module with what they name, which is not a module."""
+    """Return the public names of a module and the objects they name, without submodules."""
     exports = [str(name) for name in module.exports or ()]
-    names = exports or [n for n, one in module.members.items() if n[0] != "_" and not one.is_alias]
-    found = {name: _member(module, name) for name in names}
-    return {name: thing for name, thing in found.items() if not thing.is_module}
+    names = exports or [n for n, m in module.members.items() if n[0] != "_" and not m.is_alias]
+    members = {name: _member(module, name) for name in names}
+    return {name: thing for name, thing in members.items() if not thing.is_module}
 
 
 def _member(module: Any, name: str) -> Any:
-    """What the name stands for in the module, which may have it from a stub that a submodule has."""
-    own = [module, *(one for one in module.modules.values() if name in (one.exports or ()))]
-    thing = next(one.members[name] for one in own if name in one.members)
+    """Return the object that a module exports under a name, with aliases resolved.
+
+    The module itself may have no such member: some of its exports are declared only by the stub of a
+    submodule.
+    """
+    modules = [module, *(m for m in module.modules.values() if name in (m.exports or ()))]
+    thing = next(m.members[name] for m in modules if name in m.members)
     return thing.final_target if thing.is_alias else thing
 
 
 def _page(
-    page: str, modules: list[tuple[Any, dict[str, Any]]], places: dict[str, str]
+    page: str, modules: list[tuple[Any, dict[str, Any]]], page_of: dict[str, str]
 ) -> Iterator[str]:
     written: set[str] = set()
     for level, (module, things) in enumerate(modules, 1):
@@ -95,16 +105,16 @@ def _page(
             ):
                 continue  # the latter are methods of Fleet, on the same page
             written.add(thing.path)
-            if places[thing.path] == page:
-                yield from _thing(thing, name, min(level, 2) + 1, places)
+            if page_of[thing.path] == page:
+                yield from _thing(thing, name, min(level, 2) + 1, page_of)
             else:
-                other = places[thing.path]
+                other_page = page_of[thing.path]
                 yield f"\n{'#' * (min(level, 2) + 1)} {name}\n"
-                yield f"Described under [{PAGES[other][0]}]({other}.md).\n"
+                yield f"Described under [{PAGES[other_page][0]}]({other_page}.md).\n"
 
 
-def _thing(thing: Any, name: str, level: int, places: dict[str, str]) -> Iterator[str]:
-    """A class, function or value."""
+def _thing(thing: Any, name: str, level: int, page_of: dict[str, str]) -> Iterator[str]:
+    """Describe one class, function or value, and the public members of a class."""
     yield f"\n{'#' * level} {name}\n"
     if thing.is_function or thing.is_class:
         yield from ("```python", _signature(thing), "```\n")
@@ -117,31 +127,31 @@ def _thing(thing: Any, name: str, level: int, places: dict[str, str]) -> Iterato
         target = member.final_target if member.is_alias else member
         if not target.docstring:  # it overrides one that has a text
             bases = (base.members.get(word) for base in thing.mro())
-            target = next((one for one in bases if one is not None and one.docstring), target)
-        # What a class has from one that the pages describe is described there.
+            target = next((m for m in bases if m is not None and m.docstring), target)
+        # Members inherited from a class that has a page of its own are described there.
         is_own = target.parent.path == thing.path or not any(
-            word in base.all_members for base in thing.mro() if base.path in places
+            word in base.all_members for base in thing.mro() if base.path in page_of
         )
-        other = str(getattr(target, "value", ""))  # another name of a method
-        is_shown = target.docstring or (other in thing.all_members and other != word)
+        alias = str(getattr(target, "value", ""))  # another name of a method
+        is_shown = target.docstring or (alias in thing.all_members and alias != word)
         if is_own and is_shown and not word.startswith("_"):
-            yield from _thing(target, word, level + 1, places)
+            yield from _thing(target, word, level + 1, page_of)
 
 
 def _signature(thing: Any) -> str:
-    """As one writes it, over several lines where it is long."""
+    """Return the signature as Python code, with one argument per line if it is longer than 100 characters."""
     returns = f" -> {thing.returns}" if thing.is_function and thing.returns else ""
     word = "def" if thing.is_function else "class"
-    said = [_parameter(one) for one in _parameters(thing) if one.name not in ("self", "cls")]
-    line = f"{word} {thing.name}({', '.join(said)}){returns}: ..."
+    arguments = [_parameter(p) for p in _parameters(thing) if p.name not in ("self", "cls")]
+    line = f"{word} {thing.name}({', '.join(arguments)}){returns}: ..."
     if len(line) <= 100:
         return line
-    return f"{word} {thing.name}(\n    " + ",\n    ".join(said) + f",\n){returns}: ..."
+    return f"{word} {thing.name}(\n    " + ",\n    ".join(arguments) + f",\n){returns}: ..."
 
 
 def _parameters(thing: Any) -> Any:
-    """Return the arguments, those of a learning-rate schedule by its fields."""
-    decorators = [one.callable_path for one in thing.decorators] if thing.is_class else []
+    """Return the arguments. For a learning-rate schedule these are the fields of its class."""
+    decorators = [d.callable_path for d in thing.decorators] if thing.is_class else []
     if "psfleet.optimizer.lr.scheduler.schedule" not in decorators:
         return thing.parameters
     kind = griffe.ParameterKind.positional_or_keyword
@@ -152,19 +162,23 @@ def _parameters(thing: Any) -> Any:
     ]
 
 
-def _parameter(one: Any) -> str:
+def _parameter(parameter: Any) -> str:
     stars = {"variadic positional": "*", "variadic keyword": "**"}
-    text = stars.get(one.kind.value, "") + one.name
-    if one.annotation is not None:
-        text += f": {one.annotation}"
-    is_starred = one.kind.value in stars
-    if one.default is None or is_starred:
+    text = stars.get(parameter.kind.value, "") + parameter.name
+    if parameter.annotation is not None:
+        text += f": {parameter.annotation}"
+    is_starred = parameter.kind.value in stars
+    if parameter.default is None or is_starred:
         return text
-    return f"{text} = {one.default}" if one.annotation is not None else f"{text}={one.default}"
+    return (
+        f"{text} = {parameter.default}"
+        if parameter.annotation is not None
+        else f"{text}={parameter.default}"
+    )
 
 
 def _docstring(thing: Any) -> Iterator[str]:
-    """The text, then arguments, results and errors as lists."""
+    """Write a docstring as Markdown, with arguments, results and errors as lists."""
     docstring = thing.docstring
     if (
         docstring is None and thing.is_class
@@ -179,16 +193,16 @@ def _docstring(thing: Any) -> Iterator[str]:
             yield f"{section.value.description}\n"
             continue
         yield f"**{section.kind.value.capitalize()}**\n"
-        for one in section.value:
-            name = getattr(one, "name", "") or ""
-            kind = str(one.annotation) if not name and one.annotation else name
-            text = " ".join(one.description.split())
+        for item in section.value:
+            name = getattr(item, "name", "") or ""
+            kind = str(item.annotation) if not name and item.annotation else name
+            text = " ".join(item.description.split())
             yield f"- `{kind}`: {text}" if kind else f"- {text}"
         yield ""
 
 
 def _fenced(text: str) -> str:
-    """Indented code as fences, so that it gets colours."""
+    """Put indented code between Markdown fences, so that the site colours it."""
     lines: list[str] = []
     is_code = False
     for line in text.splitlines():

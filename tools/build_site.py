@@ -1,8 +1,8 @@
-"""Build the site of the documents in build/site/html: strict, without anything from elsewhere.
+"""Builds the website of the documentation in build/site/html.
 
-The pages are those of docs/ and of the root, README first, the benchmarks, and the API reference
-(tools/api_pages.py). mkdocs.yml sorts them; tools/check_docs.py proves that it names every page. A link that
-leads nowhere is an error.
+The pages are those of docs/, README, CONTRIBUTING and CHANGELOG of the root, the benchmarks, and the API
+reference (tools/api_pages.py). mkdocs.yml sorts them; tools/check_docs.py checks that it names every page.
+The build is strict, so that a broken link is an error, and the site loads nothing from other hosts.
 """
 
 import re
@@ -24,7 +24,7 @@ _OF_THE_ROOT = {
 
 
 def collect() -> None:
-    """Lay out all pages as mkdocs.yml names them."""
+    """Copy all pages into one folder, under the names in mkdocs.yml, with their links adapted."""
     shutil.rmtree(SITE, ignore_errors=True)
     shutil.copytree(ROOT / "docs", PAGES)
     (PAGES / "README.md").unlink()
@@ -48,7 +48,7 @@ def _up(page: Path) -> str:
 
 
 def main() -> int:
-    """Build; what the builder says."""
+    """Build the site, and return the exit code of the site builder."""
     collect()
     build = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
     return subprocess.run(build, cwd=ROOT, check=False).returncode

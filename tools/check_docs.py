@@ -1,10 +1,9 @@
-"""Prove that the documents name only what is there: files, links, make targets, and Python that parses.
+"""Checks the documents: files, links and make targets that they name exist, and their Python parses.
 
 All Markdown files of the repository are checked: relative links with their headings and decision numbers,
 words in backticks that look like a file of the repository (`psfleet/core/engine/rules/adam.py`,
-`docs/decisions/`),
-`make` commands, blocks of Python, and the width of lines outside tables. Decisions are numbered
-without a gap, and the table of their README has the title, date and status of each.
+`docs/decisions/`), `make` commands, blocks of Python, and the width of lines outside tables. Decisions are
+numbered without a gap, and the table of their README has the title, date and status of each.
 """
 
 import ast
@@ -41,7 +40,7 @@ COMMAND = re.compile(r"^(?:\$ )?make ([a-z-]+)", re.MULTILINE)
 
 
 def documents() -> list[Path]:
-    """The Markdown files that git knows or would take."""
+    """Return the Markdown files of the working tree, without those that git ignores."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "*.md"],
         check=True,
@@ -53,7 +52,7 @@ def documents() -> list[Path]:
 
 
 def complaints(document: Path, targets: set[str]) -> Iterator[str]:
-    """What a document says that is not so."""
+    """Return the errors of one document, as phrases that follow the document's name."""
     text = document.read_text()
     prose = BLOCK.sub("", text)
     for name in LINK.findall(prose):
@@ -64,7 +63,7 @@ def complaints(document: Path, targets: set[str]) -> Iterator[str]:
         if target.exists() and anchor not in anchors(target):
             yield f"links to {name}#{anchor}, a heading that is not there"
     for label, number in DECISION.findall(prose):
-        if any(int(said) != int(number) for said in re.findall(r"\d+", label)):
+        if any(int(digits) != int(number) for digits in re.findall(r"\d+", label)):
             yield f"calls decision {int(number)} {label!r}"
     for row, line in enumerate(text.splitlines(), 1):
         if len(line) > WIDEST and not line.startswith("|") and document.name != "CHANGELOG.md":
@@ -81,7 +80,10 @@ def complaints(document: Path, targets: set[str]) -> Iterator[str]:
 
 
 def unsorted() -> Iterator[str]:
-    """Pages of docs/ that the site would not show; decisions have a list of their own."""
+    """Return an error for each page of docs/ that is missing from the site's navigation.
+
+    Decisions are left out; the table of their own README lists them.
+    """
     named = (ROOT / "mkdocs.yml").read_text()
     for page in documents():
         name = page.relative_to(ROOT).as_posix().removeprefix("docs/")
@@ -91,7 +93,7 @@ def unsorted() -> Iterator[str]:
 
 
 def unlisted() -> Iterator[str]:
-    """Decisions without a number, date or status, or that the table of their README shows otherwise."""
+    """Return an error for each decision that lacks a number, date or status, or has a wrong row in README."""
     folder = ROOT / "docs" / "decisions"
     table = (folder / "README.md").read_text()
     for number, page in enumerate(sorted(folder.glob("[0-9]*.md")), 1):
@@ -104,7 +106,7 @@ def unlisted() -> Iterator[str]:
 
 
 def anchors(document: Path) -> set[str]:
-    """The anchors of a document's headings, as GitHub names them."""
+    """Return the anchors of a document's headings, formed as GitHub forms them."""
     headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", document.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -117,23 +119,23 @@ def _syntax(block: str) -> Iterator[str]:
 
 
 def make_targets() -> set[str]:
-    """The targets of the Makefile."""
+    """Return the targets of the Makefile."""
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
 
 def main() -> int:
-    """Check all; 1 if anything is wrong."""
+    """Check all documents and print the errors. Returns 1 if there are any."""
     targets = make_targets()
-    found = [
+    errors = [
         f"{document.relative_to(ROOT)} {complaint}"
         for document in documents()
         for complaint in complaints(document, targets)
     ]
-    found += unsorted()
-    found += unlisted()
-    for line in found:
+    errors += unsorted()
+    errors += unlisted()
+    for line in errors:
         print(line, file=sys.stderr)
-    return 1 if found else 0
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Draw the architecture diagrams of docs/diagrams: `--check` only compares them with the files.
+"""Draws the architecture diagrams of docs/diagrams; with `--check` it only compares them with the files.
 
-Each diagram is a function that places boxes and arrows by hand on a canvas. The SVG files follow the
-reader's light or dark theme and need no font and no script.
+Each diagram is a function that places boxes and arrows by hand on a canvas. The SVG files follow the reader's
+light or dark theme and need no font and no script.
 """
 
 import argparse
@@ -48,11 +48,11 @@ Point = tuple[float, float]
 
 
 class Canvas:
-    """An SVG picture that grows by shapes.
+    """SVG picture. Shapes are added one by one.
 
     Args:
-        width, height: In pixels.
-        title: What a screen reader says.
+        width, height: Size in pixels.
+        title: Title, which screen readers read out.
     """
 
     def __init__(self, width: int, height: int, title: str) -> None:
@@ -65,7 +65,10 @@ class Canvas:
         ]
 
     def text(self, x: float, y: float, words: str, kind: str = "", anchor: str = "middle") -> None:
-        """Write one line whose baseline is y; a note hides what it crosses."""
+        """Write one line of text with its baseline at y.
+
+        Text of kind "note" is outlined in the background colour, which hides lines that it crosses.
+        """
         if kind == "note":  # twice: not every viewer knows paint-order
             self.text(x, y, words, "halo", anchor)
         name = f' class="{kind}"' if kind else ""
@@ -92,7 +95,7 @@ class Canvas:
         self.text(x + 10, y + 18, title, "title", "start")
 
     def arrow(self, points: Sequence[Point], label: str = "", at: Point | None = None) -> None:
-        """Draw an arrow through the points; the label stands above the middle, or at its own place."""
+        """Draw an arrow through the points. The label is centred above the middle, or at the point `at`."""
         path = " ".join(f"{x:g},{y:g}" for x, y in points)
         self._shapes.append(f'<polyline points="{path}" class="arrow" marker-end="url(#head)"/>')
         if label:
@@ -107,12 +110,12 @@ class Canvas:
         )
 
     def svg(self) -> str:
-        """The picture as text."""
+        """Return the picture as SVG text."""
         return "\n".join([*self._shapes, "</svg>", ""])
 
 
 def processes() -> str:
-    """The processes of a job."""
+    """Draw the processes of a job."""
     canvas = Canvas(960, 530, "The processes of a job")
     canvas.box(
         330, 20, 280, 68, ["Launcher", "supervisor, engine, console", "one per job"], "accent"
@@ -147,7 +150,7 @@ def processes() -> str:
 
 
 def push_and_pull() -> str:
-    """The path of a push and of a pull."""
+    """Draw the path of a push and of a pull."""
     canvas = Canvas(1040, 560, "The path of a push and of a pull")
     canvas.group(20, 20, 430, 520, "Worker")
     canvas.group(590, 20, 430, 520, "Server")
@@ -189,7 +192,7 @@ def push_and_pull() -> str:
 
 
 def snapshot() -> str:
-    """How a snapshot is taken."""
+    """Draw the steps of a snapshot."""
     canvas = Canvas(1010, 700, "How a snapshot is taken")
     names = {
         "asks": (95, "Script or schedule"),
@@ -239,14 +242,14 @@ def snapshot() -> str:
 
 
 def house() -> str:
-    """The rooms of the library on their floors."""
+    """Draw the rooms, the packages of the library, floor by floor; `tools/rooms.py` defines both."""
     width, height, gap = 880, 62, 12
     floors = list(reversed(FLOORS))
     canvas = Canvas(width, 20 + len(floors) * (height + gap) + 24, "The rooms of psfleet/")
     for number, floor in enumerate(floors):
         room_width = (width - 40 - gap * (len(floor) - 1)) / len(floor)
-        for place, (room, words) in enumerate(floor.items()):
-            x, y = 20 + place * (room_width + gap), 20 + number * (height + gap)
+        for column, (room, words) in enumerate(floor.items()):
+            x, y = 20 + column * (room_width + gap), 20 + number * (height + gap)
             kind = "accent" if room.startswith("core.") else "box"
             canvas.box(x, y, room_width, height, [room.replace(".", "/"), *words], kind)
     canvas.text(width / 2, 20 + len(floors) * (height + gap) + 8, BELOW, "note")
@@ -266,7 +269,10 @@ DIAGRAMS: dict[str, Callable[[], str]] = {
 
 
 def main() -> int:
-    """Write the files, or say which differ."""
+    """Write the files.
+
+    With `--check`, print which files differ and which imports break the order of the floors.
+    """
     parser = argparse.ArgumentParser(description="Draw the diagrams of the documents.")
     parser.add_argument(
         "--check", action="store_true", help="Write nothing; fail if a file differs."

@@ -1,4 +1,7 @@
-"""Generate docs/settings.md from the declarations of settings, or prove with --check that it is fresh."""
+"""Generates docs/settings.md from the declarations of settings.
+
+With --check it writes nothing and fails if the page is out of date.
+"""
 
 import argparse
 import dataclasses
@@ -84,45 +87,52 @@ Cell = Callable[[Setting], str]
 
 
 def table(settings: Iterable[Setting], **columns: Cell) -> str:
-    """A table of settings with these columns."""
+    """Return a Markdown table with a row for each setting.
+
+    Args:
+        settings: Settings to list.
+        columns: For each column title the function that returns the cell of a setting.
+    """
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     lines += [
-        "| " + " | ".join(cell(one).replace("|", "\\|") for cell in columns.values()) + " |"
-        for one in settings
+        "| " + " | ".join(cell(setting).replace("|", "\\|") for cell in columns.values()) + " |"
+        for setting in settings
     ]
     return "\n".join(lines)
 
 
 def code(text: str) -> str:
-    """The text as code; nothing if it is empty."""
+    """Return the text in backticks, or "" for an empty text."""
     return f"`{text}`" if text else ""
 
 
-def default(one: Setting) -> str:
-    """The default as it would be written."""
-    if one.default is None or one.default is dataclasses.MISSING:
+def default(setting: Setting) -> str:
+    """Return the default as a user would write it, or "" if the setting has none."""
+    if setting.default is None or setting.default is dataclasses.MISSING:
         return ""
-    return "on" if one.default is True else code(one.kind.text(one.default))
+    return "on" if setting.default is True else code(setting.kind.text(setting.default))
 
 
-def meaning(one: Setting) -> str:
-    """The help, and the choices."""
-    choices = f"; {one.kind.wanted}" if one.kind.choices and one.help else ""
-    return one.help + choices
+def meaning(setting: Setting) -> str:
+    """Return the help text, followed by the choices if there are any."""
+    choices = f"; {setting.kind.wanted}" if setting.kind.choices and setting.help else ""
+    return setting.help + choices
 
 
 def page() -> str:
-    """The whole page."""
-    asked = [one for group in (JobRequest, Launch, EngineSettings) for one in settings_of(group)]
+    """Return docs/settings.md."""
+    job_settings = [
+        setting for group in (JobRequest, Launch, EngineSettings) for setting in settings_of(group)
+    ]
     strategy = {part: settings_of(kind) for part, kind in PARTS.items()}
-    part_of = {id(one): part for part, found in strategy.items() for one in found}
-    flag: Cell = lambda one: code(one.flag)  # noqa: E731  # columns are functions
+    part_of = {id(setting): part for part, settings in strategy.items() for setting in settings}
+    flag: Cell = lambda setting: code(setting.flag)  # noqa: E731  # columns are functions
     variables = [
         f"\n### {title}\n"
         + table(
             settings_of(group),
-            variable=lambda one: code(one.env),
-            synonyms=lambda one: ", ".join(map(code, one.synonyms)),
+            variable=lambda setting: code(setting.env),
+            synonyms=lambda setting: ", ".join(map(code, setting.synonyms)),
             default=default,
             meaning=meaning,
         )
@@ -130,12 +140,16 @@ def page() -> str:
     ]
     return TEXT.format(
         job=table(
-            asked, key=lambda one: code(one.key), flag=flag, default=default, meaning=meaning
+            job_settings,
+            key=lambda setting: code(setting.key),
+            flag=flag,
+            default=default,
+            meaning=meaning,
         ),
         strategy=table(
-            [one for found in strategy.values() for one in found],
-            part=lambda one: code(part_of[id(one)]),
-            setting=lambda one: code(one.name),
+            [setting for settings in strategy.values() for setting in settings],
+            part=lambda setting: code(part_of[id(setting)]),
+            setting=lambda setting: code(setting.name),
             flag=flag,
             default=default,
             meaning=meaning,
@@ -143,15 +157,15 @@ def page() -> str:
         variables="\n".join(variables),
         limits=table(
             settings_of(ServerLimits),
-            limit=lambda one: code(one.name),
-            default=lambda one: f"{one.default:,}",
+            limit=lambda setting: code(setting.name),
+            default=lambda setting: f"{setting.default:,}",
             meaning=meaning,
         ),
     )
 
 
 def main() -> int:
-    """Generate, or check."""
+    """Generate the page, or compare it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if not fresh")
     if not parser.parse_args().check:

@@ -1,4 +1,8 @@
-"""What is written from the consistency modes: their names for type checkers, their numbers, their guide."""
+"""Writes the texts derived from the consistency modes, for `tools/generate_stubs.py`.
+
+These are the `Literal` of mode names for type checkers, the `Mode` enum of shard.proto, and the table of
+modes in docs/strategies.md.
+"""
 
 import re
 import sys
@@ -19,7 +23,7 @@ _HEAD = """| mode | a push | a pull | guaranteed | not guaranteed | settings |
 
 
 def texts() -> dict[Path, str]:
-    """The files, as they fit today's modes."""
+    """Return the new content of each file that has such a text."""
     sys.path.insert(0, str(ROOT))
     from psfleet.core.engine.consistency import MODES
 
@@ -48,10 +52,12 @@ def _table() -> str:
     rows = []
     for name, mode in MODES.items():
         settings = (
-            one for one in ConsistencySettings.settings() if one.name in settings_of_mode(name)
+            setting
+            for setting in ConsistencySettings.settings()
+            if setting.name in settings_of_mode(name)
         )
-        taken = ", ".join(f"`{one.name}` = {one.default:,}" for one in settings)
+        defaults = ", ".join(f"`{setting.name}` = {setting.default:,}" for setting in settings)
         guide = mode.guide
-        cells = [f"`{name}`", guide.push, guide.pull, guide.promise, guide.price, taken]
+        cells = [f"`{name}`", guide.push, guide.pull, guide.promise, guide.price, defaults]
         rows.append(f"| {' | '.join(cells)} |\n")
     return _HEAD + "".join(rows)

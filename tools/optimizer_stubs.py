@@ -1,4 +1,4 @@
-"""The text of psfleet/optimizer/rule_optimizers.pyi: the optimizers that rules declare, for type checkers."""
+"""Writes psfleet/optimizer/rule_optimizers.pyi, the stub of the optimizers that rules declare."""
 
 import ast
 import inspect
@@ -24,7 +24,7 @@ from psfleet.regularizer import WeightDecay
 
 
 def text() -> str:
-    """The stub that fits today's rules."""
+    """Return the stub for the present rules."""
     sys.path.insert(0, str(ROOT))
     from psfleet.optimizer import rule_optimizers
 
@@ -58,7 +58,7 @@ def _constructor(made: type) -> str:
 
 
 def _text(annotation: Any) -> str:
-    """An annotation as code, its classes without their modules and its numbers without their ranges."""
+    """Return an annotation as code: classes without their modules, numbers without their ranges."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     plain = annotation.__name__ if isinstance(annotation, type) else str(annotation)
@@ -66,10 +66,10 @@ def _text(annotation: Any) -> str:
 
 
 def _shared() -> dict[str, str]:
-    """The annotations of Optimizer's own constructor, as written there."""
+    """Return the annotations of the arguments of `Optimizer`, as its source has them."""
     from psfleet.optimizer import Optimizer
 
     source = textwrap.dedent(inspect.getsource(Optimizer))
-    found = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef))
-    made = next(function for function in found if function.name == "__init__")
+    functions = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef))
+    made = next(function for function in functions if function.name == "__init__")
     return {a.arg: ast.unparse(a.annotation) for a in made.args.args if a.annotation is not None}

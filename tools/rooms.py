@@ -1,7 +1,7 @@
-"""The rooms of psfleet/: what each holds, which may use which, and the imports that prove it.
+"""Defines the rooms of psfleet/, its packages, and which of them may import which.
 
-A room is a public package or module of `psfleet/`, or a package of `psfleet/core/`. Rooms stand on floors:
-a room imports rooms of lower floors alone. `tests/test_layout.py` checks that, `draw_diagrams.py` draws it.
+A room is a public package or module of `psfleet/`, or a package of `psfleet/core/`. Rooms are on floors: a
+room may import only rooms of lower floors. `tests/test_layout.py` checks that, `draw_diagrams.py` draws it.
 """
 
 import ast
@@ -14,7 +14,7 @@ HOMES = {"psfleet": ROOT / "psfleet"} | {
     f"psfleet_{role}": ROOT / role / f"psfleet_{role}" for role in ("server", "worker", "launch")
 }
 
-# From the ground up: each room with what it holds, in a few words for the picture.
+# Lowest floor first. Each room has a few words about its contents, for the diagram.
 FLOORS: list[dict[str, list[str]]] = [
     {"core.base": ["errors, settings, argument checks,", "files, threads, logs, metrics"]},
     {"core.engine": ["rules, kernels, tables, shard:", "the parameter server without I/O"]},
@@ -37,7 +37,7 @@ FLOORS: list[dict[str, list[str]]] = [
     {"fluid": ["the older API"], "torch": ["PyTorch models"]},
 ]
 
-# Imports that point up, each with its reason. All are inside a function, by name.
+# Imports of a room on the same or a higher floor, each with its reason. All are inside a function, by name.
 EXCEPTIONS = {
     ("psfleet.core.runtime.strategy.distributed_strategy", "psfleet.fleet"): (
         "an optimizer that is given a strategy asks the process's fleet which settings count"
@@ -64,16 +64,16 @@ MODULES = {
 
 
 def room_of(module: str) -> str:
-    """The room of a module of the library, such as `core.engine` or `optimizer`; "" for `psfleet` itself."""
+    """Return the room of a module, such as `core.engine` or `optimizer`; "" for `psfleet` itself."""
     parts = module.split(".")[1:]
     return ".".join(parts[:2] if parts[:1] == ["core"] else parts[:1])
 
 
 @cache
 def imported(path: Path) -> Mapping[str, bool]:
-    """The modules that a file imports, wherever in it, with True for those that only type checkers need.
+    """Return the modules that a file imports anywhere, with True for those that only type checkers import.
 
-    `importlib.import_module` counts too, where the name is written out.
+    Calls of `importlib.import_module` with a literal name are included.
     """
     tree = ast.parse(path.read_text())
     for_types = {
@@ -82,11 +82,11 @@ def imported(path: Path) -> Mapping[str, bool]:
         if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.unparse(branch.test)
         for node in ast.walk(branch)
     }
-    found: dict[str, bool] = {}
+    for_types_only: dict[str, bool] = {}
     for node in ast.walk(tree):
         for name in _imported(node):
-            found[name] = found.get(name, True) and id(node) in for_types
-    return found
+            for_types_only[name] = for_types_only.get(name, True) and id(node) in for_types
+    return for_types_only
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
@@ -107,32 +107,39 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 
 def uses() -> dict[str, set[str]]:
-    """The rooms that each room imports, without EXCEPTIONS."""
+    """Return for each room the rooms that it imports, without those of `EXCEPTIONS`."""
     rooms: dict[str, set[str]] = {room: set() for floor in FLOORS for room in floor}
     for module, path in MODULES.items():
-        own = room_of(module)
-        if not module.startswith("psfleet.") or own in ("", "core"):
+        importer = room_of(module)
+        if not module.startswith("psfleet.") or importer in ("", "core"):
             continue
-        for other in imported(path):
-            is_ours = other.partition(".")[0] == "psfleet" and (module, other) not in EXCEPTIONS
-            if is_ours and room_of(other) not in ("", own):
-                rooms.setdefault(own, set()).add(room_of(other))
+        for imported_module in imported(path):
+            is_ours = (
+                imported_module.partition(".")[0] == "psfleet"
+                and (module, imported_module) not in EXCEPTIONS
+            )
+            if is_ours and room_of(imported_module) not in ("", importer):
+                rooms.setdefault(importer, set()).add(room_of(imported_module))
     return rooms
 
 
 def wrong_imports() -> list[str]:
-    """One sentence for each import of a room that is not on a lower floor than the importing room."""
+    """Return a sentence for each import of a room that is not on a lower floor than the importing room."""
     floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
     return [
-        f"psfleet.{room} imports psfleet.{other}, which is not on a lower floor (tools/rooms.py)"
-        for room, others in uses().items()
-        for other in sorted(others)
-        if floor.get(other, 99) >= floor.get(room, -1)
+        f"psfleet.{room} imports psfleet.{imported_room}, which is not on a lower floor (tools/rooms.py)"
+        for room, imports in uses().items()
+        for imported_room in sorted(imports)
+        if floor.get(imported_room, 99) >= floor.get(room, -1)
     ]
 
 
 def circles() -> list[list[str]]:
-    """Groups of modules that import each other in a circle when they run, in any of the four packages."""
+    """Return the groups of modules that import each other in a circle at run time.
+
+    All four packages are searched: library, server, worker and launcher. Imports for type checkers do not
+    count.
+    """
     edges = {
         module: [
             other
@@ -145,7 +152,7 @@ def circles() -> list[list[str]]:
 
 
 def _strongly_connected(edges: Mapping[str, list[str]]) -> list[list[str]]:
-    """Tarjan's strongly connected components, by recursion."""
+    """Return the strongly connected components of a graph, by Tarjan's algorithm."""
     order: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []

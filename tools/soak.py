@@ -1,9 +1,11 @@
-"""Runs a job under chaos for a stated time and looks for leaks: python tools/soak.py MINUTES [SEED].
+"""Runs a job under chaos for a given time and looks for leaks: python tools/soak.py MINUTES [SEED].
 
-While `psfleet-launch --chaos` runs, /proc is read once a second: memory (RSS), file descriptors and
-threads of the launcher and of every process of the job. At the end: of each process that has lived for a
-minute, what it had after a third of its life and in the last tenth; what the launcher's report says; and
-processes and shared memory that were left behind. Exit code 1 if anything grows or is left.
+While `psfleet-launch --chaos` injects faults, this tool reads /proc once a second: resident memory, file
+descriptors and threads of the launcher and of every process of the job.
+
+At the end it prints, for each process that lived a minute or longer, the figures after a third of its life
+and in its last tenth, then the number of faults, and the shared memory left behind. The exit code is 1 if
+anything has grown or is left, or the job failed.
 """
 
 import json
@@ -21,17 +23,17 @@ from pathlib import Path
 _TRAINER = Path(__file__).parents[1] / "tests" / "chaos" / "scripts" / "trainer.py"
 _EVERY = 1.0
 _PACE = 45  # seconds between two faults: servers live a few minutes, long enough for a trend
-_LATE = 900.0  # seconds after its time until the job is asked to end; it tells its promises first
-_EPOCHS = 10  # a second: more than two workers can do, who rest 10 ms at each of their 40 steps
-_LONG = 60  # samples of a process whose trend counts
+_LATE = 900.0  # seconds that the job gets to end and to check its guarantees, before a SIGTERM
+_EPOCHS = 10  # per second: more than two workers reach, whose 40 steps each pause for 10 ms
+_LONG = 60  # samples that a process needs, so that its growth is judged
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _GROWTH = {"memory": 8 << 20, "descriptors": 4, "threads": 2}
-"""By how many bytes or pieces a process may grow from a third of its life on."""
+"""Allowed growth of a process after the first third of its life: bytes of memory, or a count."""
 
 
 @dataclass
 class Life:
-    """What one process had, second by second."""
+    """Resources of one process, sampled once a second."""
 
     name: str
     memory: list[int] = field(default_factory=list)
@@ -39,7 +41,7 @@ class Life:
     threads: list[int] = field(default_factory=list)
 
     def look(self, pid: int) -> None:
-        """Read it from /proc."""
+        """Take one sample of the process from /proc."""
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         descriptors = len(os.listdir(f"/proc/{pid}/fd"))
         threads = len(os.listdir(f"/proc/{pid}/task"))
@@ -48,17 +50,17 @@ class Life:
         self.threads.append(threads)
 
     def grown(self) -> list[str]:
-        """In words: what has grown, of a long life."""
-        found = []
-        for what, more in _GROWTH.items():
-            early, late = self.early_and_late(what)
-            if late > early + more:
-                found.append(f"{self.name}: {what} {early:,.0f} -> {late:,.0f}")
-        return found
+        """Return a line for each resource that has grown by more than `_GROWTH` allows."""
+        grown = []
+        for resource, allowed in _GROWTH.items():
+            early, late = self.early_and_late(resource)
+            if late > early + allowed:
+                grown.append(f"{self.name}: {resource} {early:,.0f} -> {late:,.0f}")
+        return grown
 
-    def early_and_late(self, what: str) -> tuple[float, float]:
-        """Medians around a third of the life, and of its last tenth."""
-        series = getattr(self, what)
+    def early_and_late(self, resource: str) -> tuple[float, float]:
+        """Return the median of a resource after a third of the samples, and the median of the last tenth."""
+        series = getattr(self, resource)
         count = len(series)
         tenth = max(count // 10, 1)
         return (
@@ -68,21 +70,24 @@ class Life:
 
 
 def members(launcher: int) -> dict[int, str]:
-    """The launcher and its children, by role."""
-    found = {launcher: "launcher"}
+    """Return role and rank of the launcher and of its child processes, by process id."""
+    roles = {launcher: "launcher"}
     listed = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     for pid in map(int, listed):
         words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        said = dict(word.decode(errors="replace").split("=", 1) for word in words if b"=" in word)
-        role = said.get("PSFLEET_ROLE", "guard")
-        found[pid] = f"{role} {said.get('PSFLEET_RANK', '')}".strip()
-    return found
+        variables = dict(
+            word.decode(errors="replace").split("=", 1) for word in words if b"=" in word
+        )
+        role = variables.get("PSFLEET_ROLE", "guard")
+        roles[pid] = f"{role} {variables.get('PSFLEET_RANK', '')}".strip()
+    return roles
 
 
 def watch(job: "subprocess.Popen[bytes]", until: float) -> dict[int, Life]:
-    """Look at the processes while workers train, until the job ends; it is asked to end at `until`.
+    """Sample the processes until the job ends. At the time `until` the job is asked to end.
 
-    Before and after, the launcher reads logs and does other things that are not the job.
+    Only times with a running worker are sampled: before and after, the launcher reads logs and does other
+    work that is no part of the training.
     """
     incarnations: dict[int, Life] = {}
     while job.poll() is None:
@@ -90,10 +95,10 @@ def watch(job: "subprocess.Popen[bytes]", until: float) -> dict[int, Life]:
             job.send_signal(signal.SIGTERM)
             until = float("inf")
         try:
-            found = members(job.pid)
-            if not any(name.startswith("worker") for name in found.values()):
+            roles = members(job.pid)
+            if not any(name.startswith("worker") for name in roles.values()):
                 continue
-            for pid, name in found.items():
+            for pid, name in roles.items():
                 incarnation = incarnations.setdefault(pid, Life(name))
                 incarnation.name = name  # a process that has only just been forked has none
                 incarnation.look(pid)
@@ -105,12 +110,12 @@ def watch(job: "subprocess.Popen[bytes]", until: float) -> dict[int, Life]:
 
 
 def shared_memory() -> set[str]:
-    """Names of psfleet's shared memory."""
+    """Return the names of psfleet's segments of shared memory."""
     return {path.name for path in Path("/dev/shm").iterdir() if "psfleet" in path.name}
 
 
 def main(minutes: float, seed: int) -> int:
-    """Run, and say what was found."""
+    """Run the job and print the findings. Returns the exit code."""
     before = shared_memory()
     with tempfile.TemporaryDirectory(prefix="psfleet-soak-") as folder:
         command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
@@ -124,7 +129,7 @@ def main(minutes: float, seed: int) -> int:
             "--job",
             "soak",
         ]
-        # The script ends by itself, so that the promises can be told; that it does is one of them.
+        # The trainer ends by itself at this time: the launcher's report checks that, too.
         environment = {**os.environ, "SOAK_UNTIL": str(time.time() + minutes * 60)}
         epochs = str(round(minutes * 60 * _EPOCHS))
         job = subprocess.Popen([*command, str(_TRAINER), "async", epochs], env=environment)
@@ -136,7 +141,7 @@ def main(minutes: float, seed: int) -> int:
 def tell(
     incarnations: dict[int, Life], report: dict[str, object], left: set[str], code: int
 ) -> int:
-    """Print the figures; the exit code."""
+    """Print the figures. Returns the exit code: 1 if something has grown or was left, or the job failed."""
     by_name: dict[str, list[Life]] = defaultdict(list)
     for incarnation in incarnations.values():
         by_name[incarnation.name].append(incarnation)

@@ -1,4 +1,4 @@
-"""Who takes part besides psfleet, and who is skipped for which reason."""
+"""Chooses the peers, other frameworks' parameter servers, that take part in a benchmark beside psfleet."""
 
 import argparse
 import contextlib
@@ -18,12 +18,12 @@ __all__ = ["Peer", "absence", "enter", "paddle", "tensorflow", "torch"]
 
 @dataclass(frozen=True)
 class Peer:
-    """A contender that may be absent.
+    """Other framework that takes part in a benchmark if it is installed.
 
     Attributes:
-        name: In tables.
-        kind: torch, tensorflow or paddle.
-        crew: Starts it under that name.
+        name: Name in tables.
+        kind: Framework: torch, tensorflow or paddle.
+        crew: Starts its processes, as a context manager. The argument is the name in tables.
     """
 
     name: str
@@ -32,9 +32,13 @@ class Peer:
 
 
 def torch(workload: str, workers: int, *, over_tcp: bool = False) -> Peer:
-    """torch.distributed.rpc: w1, w2-sgd, w2-adam, w3 or w3-bf16.
+    """Return torch.distributed.rpc with a workload.
 
-    over_tcp: Tensors travel as between hosts; else it reads them out of the other process's memory.
+    Args:
+        workload: w1, w2-sgd, w2-adam, w3 or w3-bf16.
+        workers: Number of workers.
+        over_tcp: True to send tensors over TCP, as between hosts. Otherwise a process reads them from the
+            memory of the other process.
     """
     return Peer(
         "torch rpc over TCP" if over_tcp else "torch rpc",
@@ -44,7 +48,13 @@ def torch(workload: str, workers: int, *, over_tcp: bool = False) -> Peer:
 
 
 def tensorflow(workload: str, workers: int, rule: str) -> Peer:
-    """TensorFlow's ParameterServerStrategy: w1, w2 or w3 under sgd, adagrad or adam."""
+    """Return TensorFlow's ParameterServerStrategy with a workload and a rule.
+
+    Args:
+        workload: w1, w2 or w3.
+        workers: Number of workers.
+        rule: sgd, adagrad or adam.
+    """
     return Peer(
         f"TensorFlow, {rule}",
         "tensorflow",
@@ -53,14 +63,21 @@ def tensorflow(workload: str, workers: int, rule: str) -> Peer:
 
 
 def paddle(workload: str, workers: int, rule: str, rows: int = 0) -> Peer:
-    """Paddle's parameter servers: w1, w2 or w3 under sgd or adam."""
+    """Return Paddle's parameter servers with a workload and a rule.
+
+    Args:
+        workload: w1, w2 or w3.
+        workers: Number of workers.
+        rule: sgd or adam.
+        rows: Number of rows that the table of W1 has at the start.
+    """
     return Peer(
         f"Paddle, {rule}", "paddle", lambda name: paddle_crew(name, workload, workers, rule, rows)
     )
 
 
 def absence(kind: str, options: argparse.Namespace) -> str | None:
-    """Why a kind of peer does not take part, or None."""
+    """Return the reason for which a framework does not take part, or None if it does."""
     if options.no_peers:
         return "left out"
     if kind == "torch":
@@ -71,7 +88,7 @@ def absence(kind: str, options: argparse.Namespace) -> str | None:
 def enter(
     stack: contextlib.ExitStack, report: Report, options: argparse.Namespace, peers: list[Peer]
 ) -> list[Crew]:
-    """Start the peers that are here; the others are named as skipped."""
+    """Start the peers that take part, and list the other peers in the report as skipped."""
     crews = []
     for peer in peers:
         if reason := absence(peer.kind, options):

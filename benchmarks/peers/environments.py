@@ -1,6 +1,6 @@
-"""Environments for the peers that need other versions of NumPy and protobuf than psfleet does.
+"""Virtual environments for the frameworks that need other versions of NumPy and protobuf than psfleet.
 
-    python benchmarks/peers/environments.py     # makes them; `make bench-peers` does it too
+    python benchmarks/peers/environments.py     # creates them; `make bench-peers` does it too
 
 Each takes about a gigabyte, in benchmarks/peers/.venv, which git ignores.
 """
@@ -17,12 +17,12 @@ PEERS = ("tensorflow", "paddle")
 
 
 def interpreter(peer: str) -> Path:
-    """The Python of a peer's environment."""
+    """Return the path of the Python in a framework's environment."""
     return _HERE / ".venv" / peer / "bin" / "python"
 
 
 def unmade(peer: str) -> str | None:
-    """Why the environment of a peer cannot be used, or None."""
+    """Return the reason for which a framework's environment cannot be used, or None."""
     made = _made(peer)
     if not made.exists():
         return "no environment; `make bench-peers` makes it"
@@ -32,15 +32,15 @@ def unmade(peer: str) -> str | None:
 
 
 def make(peer: str) -> None:
-    """Make the environment of a peer.
+    """Create the environment of a framework.
 
     Raises:
-        subprocess.CalledProcessError: pip could not install what the peer needs.
+        subprocess.CalledProcessError: pip could not install the requirements.
     """
     folder = interpreter(peer).parent.parent
     print(f"installing {peer} into {folder} (a few minutes)", flush=True)
     venv.create(folder, clear=True)
-    # Our pip installs for that Python: some systems have no pip to put into a new environment.
+    # psfleet's own pip installs for that Python: some systems cannot put a pip into a new environment.
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     aim = ["--python", str(interpreter(peer)), "install", "--no-deps"]
     subprocess.run([*pip, *aim, "--requirement", str(_requirements(peer))], check=True)
@@ -52,7 +52,7 @@ def _requirements(peer: str) -> Path:
 
 
 def _made(peer: str) -> Path:
-    """Exists when all is installed, and says what."""
+    """Return the path of a file that is written after the installation, with the installed requirements."""
     return interpreter(peer).parent.parent / "made.txt"
 
 

@@ -1,6 +1,6 @@
-"""The contender that a Paddle user would write: its parameter servers, 2 of them, async.
+"""Starts Paddle's parameter servers and workers as a peer: 2 servers, in async mode.
 
-Paddle is never imported here; the processes run in its own environment.
+Paddle is not imported here. Its processes run in an environment of their own.
 """
 
 import contextlib
@@ -18,7 +18,10 @@ _SERVERS = 2
 
 @contextlib.contextmanager
 def paddle_crew(name: str, workload: str, workers: int, rule: str, rows: int = 0) -> Iterator[Crew]:
-    """Servers and workers of `workload` (w1, w2 or w3); W1's table holds ids 0 to `rows` - 1."""
+    """Start servers and workers for the workload w1, w2 or w3.
+
+    The table of W1 starts with ids 0 to `rows` - 1.
+    """
     ports = free_ports(_SERVERS + workers + 1)
     addresses = [f"127.0.0.1:{port}" for port in ports]
     shared = environment(
@@ -26,7 +29,7 @@ def paddle_crew(name: str, workload: str, workers: int, rule: str, rows: int = 0
         PADDLE_PSERVER_NUMS=str(_SERVERS),
         PADDLE_TRAINERS_NUM=str(workers),
         PADDLE_TRAINER_ENDPOINTS=",".join(addresses[_SERVERS:-1]),
-        # Workers of Paddle find each other through Gloo, whose collective place is an HTTP server.
+        # Paddle's workers find each other through Gloo, which needs an HTTP server as meeting point.
         PADDLE_WITH_GLOO="1",
         PADDLE_GLOO_RENDEZVOUS="3",
         PADDLE_GLOO_HTTP_ENDPOINT=addresses[-1],
@@ -36,17 +39,17 @@ def paddle_crew(name: str, workload: str, workers: int, rule: str, rows: int = 0
     )
     with contextlib.ExitStack() as stack:
         processes = []
-        for place, port in enumerate(ports[:-1]):
-            serves = place < _SERVERS
-            rank = str(place if serves else place - _SERVERS)
-            own = shared | {
+        for index, port in enumerate(ports[:-1]):
+            serves = index < _SERVERS
+            rank = str(index if serves else index - _SERVERS)
+            variables = shared | {
                 "TRAINING_ROLE": "PSERVER" if serves else "TRAINER",
                 "PADDLE_PSERVER_ID" if serves else "PADDLE_TRAINER_ID": rank,
                 "PADDLE_PORT": str(port),
             }
             python = str(interpreter("paddle"))
             command = [python, "-W", "ignore", str(_SCRIPT), workload, rule, str(rows)]
-            processes.append(start(stack, command, own))
+            processes.append(start(stack, command, variables))
             if serves:
                 stack.callback(processes[-1].kill)  # once its workers have left; it would stay
         stack.callback(release, processes)

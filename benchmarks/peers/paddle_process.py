@@ -1,7 +1,7 @@
-"""A parameter server or worker of Paddle, async mode. Arguments: workload, rule, rows to begin with.
+"""A parameter server or worker of Paddle in async mode. Arguments: workload, rule, rows at the start.
 
-The role comes from the variables that Paddle's own launcher sets. Paddle sends gradients from
-threads of its own; each run ends when they have been sent and answered.
+The role is in the environment variables that Paddle's own launcher sets. Paddle sends gradients from its own
+threads. Each run ends when all gradients are sent and acknowledged.
 """
 
 import os
@@ -25,19 +25,19 @@ Step = Callable[[int], None]
 
 
 def rows_of(ids: Any, count: int) -> Any:
-    """The rows of a table on the servers."""
+    """Look up rows of a table on the servers."""
     uniform = paddle.nn.initializer.Uniform(-0.01, 0.01)
     attributes = paddle.ParamAttr(name="rows", initializer=uniform)
     return static.nn.sparse_embedding(ids, [count, DIM], param_attr=attributes)
 
 
 def model_w1() -> Any:
-    """The mean of 65,536 rows."""
+    """Return the loss of W1: the mean of 65,536 rows."""
     return paddle.mean(rows_of(static.data("ids", [-1, 1], "int64"), W1_IDS))
 
 
 def model_w2() -> Any:
-    """16 arrays of a million values."""
+    """Return the loss of W2, from 16 arrays of a million values."""
     factor = static.data("factor", [1], "float32")
     half = paddle.nn.initializer.Constant(0.5)
     arrays = [
@@ -52,7 +52,7 @@ def model_w2() -> Any:
 
 
 def model_w3() -> Any:
-    """The loss of the click-through model."""
+    """Return the loss of W3, a click-through model."""
     ids = static.data("ids", [-1, FIELDS], "int64")
     wind = static.data("wind", [-1, W3_DENSE], "float32")
     label = static.data("label", [-1, 1], "float32")
@@ -65,7 +65,7 @@ def model_w3() -> Any:
 
 
 class Worker:
-    """What the steps need of a worker that has begun."""
+    """Connection of a worker to the servers, with its program and executor."""
 
     def __init__(self) -> None:
         self.executor = static.Executor(paddle.CPUPlace())
@@ -76,7 +76,7 @@ class Worker:
         self.main = static.default_main_program()
 
     def pull_dense(self) -> None:
-        """Bring every dense parameter; of itself Paddle does so only now and then."""
+        """Pull every dense parameter, which Paddle by itself does only now and then."""
         for table, names in self.dense.items():
             self.runtime._worker.pull_dense_params(static.global_scope(), table, names)
 
@@ -86,7 +86,7 @@ class Worker:
 
 
 def w1(worker: Worker, rows: int) -> Step:
-    """The step of W1, on a table that holds `rows` rows."""
+    """Return the step of W1, after filling the table with `rows` rows."""
     rank, workers = fleet.worker_index(), fleet.worker_num()
     pull = worker.main.clone()
     _keep(pull, "distributed_lookup_table")
@@ -103,7 +103,7 @@ def w1(worker: Worker, rows: int) -> Step:
 
 
 def w2(worker: Worker, _: int) -> Step:
-    """The step of W2: a program that only sends, and a pull of all."""
+    """Return the step of W2: a program that only sends gradients, and a pull of all arrays."""
     push = worker.main.clone()
     names = [n for op in push.global_block().ops if op.type == "send" for n in op.input("X")]
     _keep(push, "send")
@@ -128,7 +128,7 @@ def w2(worker: Worker, _: int) -> Step:
 
 
 def w3(worker: Worker, _: int) -> Step:
-    """The step of W3."""
+    """Return the step of W3."""
     batches = [
         dict(zip(("ids", "wind", "label"), batch, strict=True))
         for batch in batches_w3(BATCHES, 5 + fleet.worker_index())
@@ -142,11 +142,11 @@ def w3(worker: Worker, _: int) -> Step:
 
 
 def _keep(program: Any, kind: str) -> None:
-    """Leave only one kind of operation in a program."""
+    """Remove all operations of a program but those of one kind."""
     block = program.global_block()
-    for place in reversed(range(len(block.ops))):
-        if block.ops[place].type != kind:
-            block._remove_op(place)
+    for position in reversed(range(len(block.ops))):
+        if block.ops[position].type != kind:
+            block._remove_op(position)
     program._fleet_opt = None
 
 
@@ -154,7 +154,7 @@ WORKLOADS = {"w1": (model_w1, w1), "w2": (model_w2, w2), "w3": (model_w3, w3)}
 
 
 def begin(model: Callable[[], Any], rule: str) -> None:
-    """Build the program that Paddle cuts for servers and workers."""
+    """Build the program, which Paddle splits into parts for servers and workers."""
     paddle.enable_static()
     several = int(os.environ["PADDLE_TRAINERS_NUM"]) > 1
     fleet.init(fleet.PaddleCloudRoleMaker(init_gloo=True) if several else None)

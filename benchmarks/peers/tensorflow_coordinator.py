@@ -1,7 +1,7 @@
-"""TensorFlow's coordinator of one workload, which schedules steps on the workers.
+"""TensorFlow's coordinator for one workload, which schedules steps on the workers.
 
-Arguments: workload (w1, w2, w3), rule (sgd, adagrad, adam), the cluster as JSON. Its Adam touches
-every row of a table in each step; users with large tables take Adagrad.
+Arguments: workload (w1, w2, w3), rule (sgd, adagrad, adam), the cluster as JSON. TensorFlow's Adam updates
+every row of a table in each step, so its users train large tables with Adagrad.
 """
 
 import itertools
@@ -23,7 +23,7 @@ Replica = Callable[[Any], Any]
 
 
 def optimizer(rule: str, variables: list[Any]) -> Any:
-    """An optimizer whose slots lie beside the variables, on the servers."""
+    """Return an optimizer whose state is stored with the variables, on the servers."""
     legacy = tf.keras.optimizers.legacy
     made = {"sgd": legacy.SGD, "adagrad": legacy.Adagrad, "adam": legacy.Adam}[rule](1e-3)
     made._create_all_weights(variables)
@@ -31,7 +31,7 @@ def optimizer(rule: str, variables: list[Any]) -> Any:
 
 
 def embedding(rows: int) -> Any:
-    """A table, half of it on each server."""
+    """Return a table, half of it on each server."""
 
     def initial(shape: Any = None, dtype: Any = None) -> Any:
         return tf.random.normal(shape if shape is not None else (rows, DIM), stddev=0.01)
@@ -40,22 +40,22 @@ def embedding(rows: int) -> Any:
 
 
 def parts(variable: Any) -> list[Any]:
-    """The variable, or what it was cut into."""
+    """Return the parts of a variable on the servers, or only the variable if it is not split."""
     return list(getattr(variable, "variables", [variable]))
 
 
 def w1(rule: str) -> tuple[Replica, Any]:
-    """The step of W1 and its batches."""
+    """Return the step of W1 and a function that returns its batches."""
     table = embedding(W1_IDS)
     rows = parts(table)
-    by = optimizer(rule, rows)
+    descent = optimizer(rule, rows)
 
     def replica(ids: Any) -> Any:
         unique, inverse = tf.unique(ids)
         with tf.GradientTape() as tape:
-            found = tf.gather(tf.nn.embedding_lookup(table, unique), inverse)
-            loss = 0.01 * tf.reduce_sum(found)
-        by.apply_gradients(zip(tape.gradient(loss, rows), rows, strict=True))
+            vectors = tf.gather(tf.nn.embedding_lookup(table, unique), inverse)
+            loss = 0.01 * tf.reduce_sum(vectors)
+        descent.apply_gradients(zip(tape.gradient(loss, rows), rows, strict=True))
         return loss
 
     batches = np.stack(batches_w1(BATCHES, 10))
@@ -64,19 +64,22 @@ def w1(rule: str) -> tuple[Replica, Any]:
 
 
 def w2(rule: str) -> tuple[Replica, Any]:
-    """The step of W2: 16 arrays of a million, which the workers read and multiply for a gradient."""
+    """Return the step of W2 and a function that returns its batches.
+
+    Workers read 16 arrays of a million values and scale them to get gradients.
+    """
     arrays = [tf.Variable(tf.fill([1_000_000], 0.01), name=f"w{i}") for i in range(16)]
-    by = optimizer(rule, arrays)
+    descent = optimizer(rule, arrays)
 
     def replica(_: Any) -> Any:
-        by.apply_gradients([(0.1 * array, array) for array in arrays])
+        descent.apply_gradients([(0.1 * array, array) for array in arrays])
         return 0.0
 
     return replica, lambda: tf.data.Dataset.from_tensors(0).repeat()
 
 
 def w3(rule: str) -> tuple[Replica, Any]:
-    """The step of W3 and its batches."""
+    """Return the step of W3 and a function that returns its batches."""
     table = embedding(W3_IDS)
     sizes = [FIELDS * DIM + W3_DENSE, HIDDEN, HIDDEN, 1]
     layers = [
@@ -87,21 +90,21 @@ def w3(rule: str) -> tuple[Replica, Any]:
         for rows, columns in itertools.pairwise(sizes)
     ]
     variables = [part for variable in (table, *sum(layers, ())) for part in parts(variable)]
-    by = optimizer(rule, variables)
+    descent = optimizer(rule, variables)
 
     def replica(batch: Any) -> Any:
         ids, wind, labels = batch
         unique, inverse = tf.unique(tf.reshape(ids, [-1]))
         with tf.GradientTape() as tape:
-            found = tf.gather(tf.nn.embedding_lookup(table, unique), inverse)
-            hidden = tf.concat([tf.reshape(found, [-1, FIELDS * DIM]), wind], 1)
-            for place, (weight, bias) in enumerate(layers):
+            vectors = tf.gather(tf.nn.embedding_lookup(table, unique), inverse)
+            hidden = tf.concat([tf.reshape(vectors, [-1, FIELDS * DIM]), wind], 1)
+            for layer, (weight, bias) in enumerate(layers):
                 hidden = tf.matmul(hidden, weight) + bias
-                if place < 2:
+                if layer < 2:
                     hidden = tf.nn.relu(hidden)
             losses = tf.nn.sigmoid_cross_entropy_with_logits(labels, hidden)
             loss = tf.reduce_mean(losses)
-        by.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        descent.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
 
     batches = tuple(np.stack(column) for column in zip(*batches_w3(BATCHES, 5), strict=True))
@@ -115,7 +118,7 @@ def main() -> None:
         tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(cluster), rpc_layer="grpc"
         ),
-        # Cut what is as large as a table in two; leave W2's arrays and W3's layers whole.
+        # Splits tables in two. W2's arrays and W3's layers are smaller than the limit and stay whole.
         tf.distribute.experimental.partitioners.MinSizePartitioner(8 << 20, max_shards=2),
     )
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)

@@ -1,6 +1,6 @@
-"""The contender that a TensorFlow user would write: ParameterServerStrategy, 2 servers.
+"""Starts TensorFlow's ParameterServerStrategy as a peer: 2 servers, workers and a coordinator.
 
-TensorFlow is never imported here; the processes run in its own environment.
+TensorFlow is not imported here. Its processes run in an environment of their own.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ _SERVERS = 2
 
 @contextlib.contextmanager
 def tensorflow_crew(name: str, workload: str, workers: int, rule: str) -> Iterator[Crew]:
-    """Servers, workers and the coordinator of `workload` (w1, w2 or w3) under `rule`."""
+    """Start servers, workers and the coordinator for the workload w1, w2 or w3 under `rule`."""
     python = str(interpreter("tensorflow"))
-    own = environment(
+    variables = environment(
         CUDA_VISIBLE_DEVICES="-1",
         GRPC_FAIL_FAST="use_caller",  # as its documentation asks for
         TF_CPP_MIN_LOG_LEVEL="3",
@@ -34,12 +34,14 @@ def tensorflow_crew(name: str, workload: str, workers: int, rule: str) -> Iterat
         kinds = [("ps", rank) for rank in range(_SERVERS)]
         kinds += [("worker", rank) for rank in range(workers)]
         processes = [
-            start(stack, [python, "-W", "ignore", str(_SERVER), kind, str(rank), cluster], own)
+            start(
+                stack, [python, "-W", "ignore", str(_SERVER), kind, str(rank), cluster], variables
+            )
             for kind, rank in kinds
         ]
         stack.callback(release, processes)
         coordinator = start(
-            stack, [python, "-W", "ignore", str(_COORDINATOR), workload, rule, cluster], own
+            stack, [python, "-W", "ignore", str(_COORDINATOR), workload, rule, cluster], variables
         )
         stack.callback(release, [coordinator])
         for process in (*processes, coordinator):

@@ -1,4 +1,4 @@
-"""One server or worker of TensorFlow's ParameterServerStrategy. Arguments: ps or worker, rank, cluster."""
+"""A server or worker of TensorFlow's ParameterServerStrategy. Arguments: ps or worker, rank, cluster."""
 
 import json
 import os

@@ -1,6 +1,6 @@
-"""The contender that a PyTorch user would write: torch.distributed.rpc, 2 servers.
+"""Starts parameter servers on torch.distributed.rpc as a peer: 2 servers and workers.
 
-torch is never imported here; the processes run `torch_rpc.py` and `torch_single.py`.
+torch is not imported here. The processes run `torch_rpc.py` and `torch_single.py`.
 """
 
 import contextlib
@@ -18,15 +18,19 @@ _SERVERS = 2
 
 @contextlib.contextmanager
 def torch_crew(name: str, workload: str, workers: int, *, over_tcp: bool = False) -> Iterator[Crew]:
-    """Servers and workers of `workload`: w1, w2-sgd, w2-adam, w3 or w3-bf16.
+    """Start servers and workers for a workload.
 
-    over_tcp: Tensors travel as between hosts, not from memory to memory.
+    Args:
+        name: Name in tables.
+        workload: w1, w2-sgd, w2-adam, w3 or w3-bf16.
+        workers: Number of workers.
+        over_tcp: True to send tensors over TCP, as between hosts, instead of from memory to memory.
     """
     with contextlib.ExitStack() as stack:
         processes = []
         [port] = free_ports(1)
         for rank in range(_SERVERS + workers):
-            own = environment(
+            variables = environment(
                 MASTER_ADDR="127.0.0.1",
                 MASTER_PORT=str(port),
                 TENSORS_OVER_TCP=str(over_tcp),
@@ -43,7 +47,7 @@ def torch_crew(name: str, workload: str, workers: int, *, over_tcp: bool = False
                 str(_SERVERS),
                 str(workers),
             ]
-            processes.append(start(stack, command, own))
+            processes.append(start(stack, command, variables))
         stack.callback(release, processes)
         for process in processes:
             wait_ready(process)
@@ -53,7 +57,7 @@ def torch_crew(name: str, workload: str, workers: int, *, over_tcp: bool = False
 
 @contextlib.contextmanager
 def torch_alone(name: str, *options: str, workload: str = "w3") -> Iterator[Crew]:
-    """W1 or W3 in one process without a cluster; `options`: of `torch_single.py`."""
+    """Start one process without a cluster that runs W1 or W3, with options of `torch_single.py`."""
     script = str(_SCRIPT.with_name("torch_single.py"))
     with contextlib.ExitStack() as stack:
         command = [sys.executable, "-W", "ignore", script, workload, *options]

@@ -10,7 +10,7 @@ DIM, HIDDEN = 16, 400
 
 
 class Ctr(nn.Module):
-    """Embeddings of 26 fields beside 13 numbers, into an MLP 400-400-1, or hidden-hidden-1."""
+    """Click-through model: embeddings of 26 fields and 13 numbers feed an MLP with two hidden layers."""
 
     def __init__(self, rows: int, hidden: int = HIDDEN) -> None:
         super().__init__()
@@ -24,6 +24,6 @@ class Ctr(nn.Module):
         )
 
     def forward(self, ids: torch.Tensor, wind: torch.Tensor) -> torch.Tensor:
-        """Logits [n, 1] of ids [n, 26] and numbers [n, 13]."""
+        """Return logits [n, 1] of ids [n, 26] and numbers [n, 13]."""
         logits: torch.Tensor = self.mlp(torch.cat([self.rows(ids).flatten(1), wind], 1))
         return logits

@@ -1,7 +1,7 @@
-"""A parameter server in torch.distributed.rpc, as its users write one: one process of the group.
+"""A parameter server or worker on torch.distributed.rpc, as a user of PyTorch would write it.
 
-Arguments: workload (w1, w2-sgd, w2-adam, w3, w3-bf16), rank, servers, workers. Ranks below `servers` serve.
-Each push waits until it is applied. Server s holds the ids that are s modulo `servers`.
+Arguments: workload (w1, w2-sgd, w2-adam, w3, w3-bf16), rank, servers, workers. Ranks below `servers` are
+servers. Each push waits until it is applied. Server s stores the ids that are s modulo `servers`.
 """
 
 import os
@@ -24,7 +24,7 @@ MAKING = threading.Lock()
 
 
 class Rows:
-    """One server's rows of an embedding under SparseAdam."""
+    """Rows of an embedding on one server, updated by SparseAdam."""
 
     def __init__(self, rows: int) -> None:
         self.lock = threading.Lock()
@@ -33,11 +33,11 @@ class Rows:
         self.optimizer = torch.optim.SparseAdam(list(self.embedding.parameters()), lr=1e-3)
 
     def pull(self, places: torch.Tensor) -> torch.Tensor:
-        """Rows by place."""
+        """Return rows by their index on this server."""
         return self.embedding.weight.data.index_select(0, places)
 
     def push(self, places: torch.Tensor, gradients: torch.Tensor) -> None:
-        """One update of distinct rows."""
+        """Update distinct rows, once each."""
         weight = self.embedding.weight
         with self.lock:
             weight.grad = torch.sparse_coo_tensor(
@@ -48,7 +48,7 @@ class Rows:
 
 
 class Dense:
-    """One server's dense parameters."""
+    """Dense parameters on one server."""
 
     def __init__(self, shapes: list[tuple[int, ...]], kind: str) -> None:
         self.lock = threading.Lock()
@@ -60,11 +60,11 @@ class Dense:
         )
 
     def pull(self) -> list[torch.Tensor]:
-        """Every value."""
+        """Return the values of all parameters."""
         return [parameter.data for parameter in self.parameters]
 
     def push(self, gradients: list[torch.Tensor]) -> None:
-        """One update of every parameter."""
+        """Update all parameters once."""
         with self.lock:
             for parameter, gradient in zip(self.parameters, gradients, strict=True):
                 parameter.grad = gradient
@@ -76,43 +76,50 @@ def _initial(shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def make(name: str, kind: Callable[..., Any], *arguments: Any) -> None:
-    """Called on a server: create an object unless it is there."""
+    """Create an object on this server, unless it exists. Workers call this by RPC."""
     with MAKING:
         if name not in HELD:
             HELD[name] = kind(*arguments)
 
 
 def call(name: str, method: str, *arguments: Any) -> Any:
-    """Called on a server: use an object."""
+    """Call a method of an object on this server. Workers call this by RPC."""
     return getattr(HELD[name], method)(*arguments)
 
 
 class Servers:
-    """What a worker says to the servers."""
+    """Calls of a worker to all servers."""
 
     def __init__(self, count: int) -> None:
         self.names = [f"server{s}" for s in range(count)]
 
     def make(self, name: str, kind: Callable[..., Any], *arguments: list[Any]) -> None:
-        """Create one object per server; arguments are lists over the servers."""
+        """Create one object on each server. Each argument is a list with one entry per server."""
         for s, server in enumerate(self.names):
             rpc.rpc_sync(server, make, (name, kind, *(a[s] for a in arguments)))
 
     def start(self, name: str, method: str, *arguments: list[Any]) -> list[Any]:
-        """Begin a call to every server."""
+        """Start a call to every server, and return the futures.
+
+        Each argument is a list with one entry per server.
+        """
         return [
             rpc.rpc_async(server, call, (name, method, *(a[s] for a in arguments)))
             for s, server in enumerate(self.names)
         ]
 
     def deal(self, unique: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Of sorted distinct ids: which go to each server, and their places there."""
+        """Split sorted distinct ids by server.
+
+        Returns two lists with an entry per server: positions of its ids in `unique`, and row indices on the
+        server.
+        """
         count = len(self.names)
         chosen = [torch.nonzero(unique % count == s).squeeze(1) for s in range(count)]
         return chosen, [unique[index] // count for index in chosen]
 
     def pull(self, chosen: list[torch.Tensor], places: list[torch.Tensor]) -> torch.Tensor:
-        """Rows of the distinct ids, in their order."""
+        """Return the rows of the distinct ids, in the order of the ids."""
         out = torch.empty(sum(map(len, chosen)), DIM)
         for index, future in zip(chosen, self.start("rows", "pull", places), strict=True):
             out[index] = future.wait()
@@ -120,7 +127,7 @@ class Servers:
 
 
 def w1(servers: Servers, rank: int) -> Callable[[int], None]:
-    """The step of W1."""
+    """Return the step of W1."""
     count = len(servers.names)
     servers.make("rows", Rows, [W1_IDS // count] * count)
     batches = [torch.from_numpy(ids) for ids in batches_w1(BATCHES, 10 + rank)]
@@ -128,17 +135,19 @@ def w1(servers: Servers, rank: int) -> Callable[[int], None]:
 
     def step(number: int) -> None:
         unique, inverse = torch.unique(batches[number % BATCHES], return_inverse=True)
-        chosen, places = servers.deal(unique)
-        servers.pull(chosen, places).index_select(0, inverse)
+        chosen, rows_of_servers = servers.deal(unique)
+        servers.pull(chosen, rows_of_servers).index_select(0, inverse)
         merged = torch.zeros(len(unique), DIM).index_add_(0, inverse, gradient)
-        for future in servers.start("rows", "push", places, [merged[index] for index in chosen]):
+        for future in servers.start(
+            "rows", "push", rows_of_servers, [merged[index] for index in chosen]
+        ):
             future.wait()
 
     return step
 
 
 def w2(servers: Servers, kind: str) -> Callable[[int], None]:
-    """The step of W2: 16 arrays of a million, half of them on each of 2 servers."""
+    """Return the step of W2: 16 arrays of a million values, half of them on each of 2 servers."""
     count = len(servers.names)
     arrays = 16 // count
     servers.make("dense", Dense, [[(1_000_000,)] * arrays] * count, [kind] * count)
@@ -154,7 +163,7 @@ def w2(servers: Servers, kind: str) -> Callable[[int], None]:
 
 
 def w3(servers: Servers, rank: int, amp: bool) -> Callable[[int], None]:
-    """The step of W3; with `amp` under autocast."""
+    """Return the step of W3, with `amp` under autocast."""
     shapes = [
         (FIELDS * DIM + W3_DENSE, HIDDEN),
         (HIDDEN,),
@@ -178,11 +187,11 @@ def w3(servers: Servers, rank: int, amp: bool) -> Callable[[int], None]:
     def step(number: int) -> None:
         ids, wind, labels = batches[number % BATCHES]
         unique, inverse = torch.unique(ids, return_inverse=True)
-        chosen, places = servers.deal(unique)
+        chosen, rows_of_servers = servers.deal(unique)
         pending = servers.start("dense", "pull")
-        rows = servers.pull(chosen, places).requires_grad_()
-        got = [iter(future.wait()) for future in pending]
-        weights = [next(got[owner]).requires_grad_() for owner in owners]
+        rows = servers.pull(chosen, rows_of_servers).requires_grad_()
+        pulled = [iter(future.wait()) for future in pending]
+        weights = [next(pulled[owner]).requires_grad_() for owner in owners]
         with torch.autocast("cpu", torch.bfloat16, enabled=amp):
             hidden = torch.cat([nn.functional.embedding(inverse, rows).flatten(1), wind], 1)
             for layer in range(3):
@@ -197,7 +206,9 @@ def w3(servers: Servers, rank: int, amp: bool) -> Callable[[int], None]:
         ]
         assert rows.grad is not None
         futures = servers.start("dense", "push", gradients)
-        futures += servers.start("rows", "push", places, [rows.grad[index] for index in chosen])
+        futures += servers.start(
+            "rows", "push", rows_of_servers, [rows.grad[index] for index in chosen]
+        )
         for future in futures:
             future.wait()
 
@@ -208,9 +219,9 @@ def main() -> None:
     workload, (rank, count, workers) = sys.argv[1], map(int, sys.argv[2:5])
     torch.set_num_threads(1)
     serves = rank < count
-    # Of itself it takes shared memory, which it polls without a pause: idle processes then use each
-    # core that is free, their CPU time says how long they waited, and the next contender has no core.
-    # Tensors it reads out of the other process's memory (CMA), unless they are to go as between hosts.
+    # By default PyTorch uses shared memory and polls it without a pause. Idle processes then use every free
+    # core, their CPU time includes the wait, and the next contender has no core. Tensors are read from the
+    # memory of the other process (CMA), unless they are to be sent as between hosts.
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=8,
         rpc_timeout=300,

@@ -1,7 +1,7 @@
 """W1 and W3 in plain PyTorch: one process, one thread, no cluster.
 
-Tables, model and optimizers are on --device. Ids and samples come from host memory; in W1 so do the
-gradients, and the rows go there, as they do in a worker of a parameter server.
+Tables, model and optimizers are on --device. Ids and samples come from host memory. In W1 the gradients come
+from host memory too, and the rows are copied there, as in a worker of a parameter server.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from torch import nn
 
 
 def work_w1(options: argparse.Namespace) -> Callable[[int], None]:
-    """A step of W1: rows of a batch, then SparseAdam with a gradient for each of its ids."""
+    """Return the step of W1: read the rows of a batch, then update them by SparseAdam."""
     device = options.device
     rows = nn.Embedding(options.ids, DIM, sparse=True, device=device)
     optimizer = torch.optim.SparseAdam(list(rows.parameters()), lr=1e-3)
@@ -36,7 +36,7 @@ def work_w1(options: argparse.Namespace) -> Callable[[int], None]:
 
 
 def work_w3(options: argparse.Namespace) -> Callable[[int], None]:
-    """A step of W3."""
+    """Return the step of W3."""
     device = options.device
     model = Ctr(options.ids, options.hidden).to(device)
     sparse = torch.optim.SparseAdam(list(model.rows.parameters()), lr=1e-3)

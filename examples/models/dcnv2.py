@@ -1,4 +1,4 @@
-"""DCN-V2 (Wang et al., WWW 2021): will a flight arrive more than 15 minutes late?
+"""DCN-V2 (Wang et al., WWW 2021), which predicts whether a flight arrives more than 15 minutes late.
 
 python examples/models/dcnv2.py             # embedded; --plain: in torch alone
 psfleet-launch --servers 2 --workers 2 examples/models/dcnv2.py
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class DCNv2(nn.Module):
-    """Three cross layers of low rank, x <- x0 * (U V x + b) + x, and an MLP beside them."""
+    """Three low-rank cross layers, x <- x0 * (U V x + b) + x, and an MLP in parallel."""
 
     def __init__(self, embed: nn.Module, layers: int = 3, rank: int = 16) -> None:
         super().__init__()
@@ -36,9 +36,9 @@ class DCNv2(nn.Module):
         return logit
 
 
-def main(given: Sequence[str] | None = None) -> dict[str, float]:
+def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Train, and print the AUC."""
-    return train_on_flights(DCNv2, __doc__, given)
+    return train_on_flights(DCNv2, __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""DeepFM (Guo et al., IJCAI 2017): will a flight arrive more than 15 minutes late?
+"""DeepFM (Guo et al., IJCAI 2017), which predicts whether a flight arrives more than 15 minutes late.
 
 python examples/models/deepfm.py            # embedded; --plain: in torch alone
 psfleet-launch --servers 2 --workers 2 examples/models/deepfm.py
@@ -33,9 +33,9 @@ class DeepFM(nn.Module):
         return logit
 
 
-def main(given: Sequence[str] | None = None) -> dict[str, float]:
+def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Train, and print the AUC."""
-    return train_on_flights(DeepFM, __doc__, given)
+    return train_on_flights(DeepFM, __doc__, arguments)
 
 
 if __name__ == "__main__":

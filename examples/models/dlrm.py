@@ -1,4 +1,4 @@
-"""DLRM (Naumov et al., arXiv:1906.00091): will a flight arrive more than 15 minutes late?
+"""DLRM (Naumov et al., arXiv:1906.00091), which predicts whether a flight arrives more than 15 minutes late.
 
 python examples/models/dlrm.py              # embedded; --plain: in torch alone
 psfleet-launch --servers 2 --workers 2 examples/models/dlrm.py
@@ -17,7 +17,10 @@ WIDTH = 1 + DIM  # of a row
 
 
 class DLRM(nn.Module):
-    """An MLP makes a vector of the numbers; an MLP takes it and the products of all pairs of vectors."""
+    """A bottom MLP turns the numbers into a vector.
+
+    A top MLP takes it and the products of all pairs of vectors.
+    """
 
     def __init__(self, embed: nn.Module) -> None:
         super().__init__()
@@ -38,9 +41,9 @@ class DLRM(nn.Module):
         return logit
 
 
-def main(given: Sequence[str] | None = None) -> dict[str, float]:
+def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     """Train, and print the AUC."""
-    return train_on_flights(DLRM, __doc__, given)
+    return train_on_flights(DLRM, __doc__, arguments)
 
 
 if __name__ == "__main__":

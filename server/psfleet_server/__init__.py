@@ -1,8 +1,8 @@
 """The server program: one shard of the tables behind gRPC, and on server 0 the fleet's coordinator.
 
-Start with `process`, the life of a server process. `services` has its methods, `engine` the state machines at
-work, `coordinator` the decisions for the whole fleet, `durability` log and recovery, and `snapshots` those of
-the whole fleet.
+Start with `process`, the life of a server process. `services` implements the gRPC methods, `engine` runs the
+state machines, `coordinator` decides for the whole fleet, `durability` has the log and recovery, and
+`snapshots` takes snapshots of the whole fleet.
 """
 
 import os

@@ -20,8 +20,8 @@ _OPTIONS = {
     "device": "PSFLEET_DEVICE",
 }
 
-# numba loads these where they are installed, for matrix products and for calls of C libraries. A
-# server's kernels have neither, and together they take 0.15 of 1.0 s of CPU time of its start.
+# numba imports these modules if they are installed, for matrix products and for calls of C libraries. A
+# server's kernels have neither, and together the imports take 0.15 of 1.0 s of CPU time at its start.
 _UNUSED = ("scipy", "cffi")
 
 
@@ -45,7 +45,7 @@ _UNUSED = ("scipy", "cffi")
 def main(load: str | None, insecure: bool, **options: str | None) -> None:
     """Hold one shard of the parameters until every worker has left.
 
-    What is not given comes from the environment: PSFLEET_RANK, PSFLEET_SERVERS, PSFLEET_WORKERS,
+    Options that are not given come from the environment: PSFLEET_RANK, PSFLEET_SERVERS, PSFLEET_WORKERS,
     PSFLEET_READY_FILE, PSFLEET_DEVICE. Credentials for TCP are in the folder that PSFLEET_TLS names.
     """
     variables = {_OPTIONS[name]: text for name, text in options.items() if text is not None}
@@ -65,10 +65,10 @@ def main(load: str | None, insecure: bool, **options: str | None) -> None:
 
 @contextmanager
 def _kept_for_ever() -> Iterator[None]:
-    """Do not look for garbage among what is made meanwhile, neither now nor later.
+    """Create objects in this `with` block that the garbage collector never looks at.
 
-    Of 140,000 objects that imports make hardly any becomes garbage. To look takes a tenth of the imports'
-    time, and 50 to 70 ms (EPYC, Zen 1) in which a server answers no call.
+    Of the 140,000 objects that imports create, hardly any becomes garbage. Scanning them takes a tenth of the
+    imports' time, and 50 to 70 ms (EPYC, Zen 1) in which a server handles no call.
     """
     gc.disable()
     try:

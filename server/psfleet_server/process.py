@@ -1,13 +1,14 @@
 """Runs one server process from start to end: recover, bind, announce that it is ready, serve, stop.
 
-`Server` puts all parts of a server together. The order in which they start matters:
+`Server` assembles all parts of a server. The order in which they start matters:
 
     run: [follow the primary, if this is a standby]   until the launcher promotes it
     __enter__: state from standby, log, checkpoint or nothing -> bind -> add services -> start threads
     __exit__: end the threads that make calls -> stop the RPC servers -> close the log
 
-If workers may be waiting for the server to come back, its state is restored before it binds, else after. The
-main thread only waits; `stop`, which signal handlers call, lets it go on.
+If workers may be waiting for the server to come back, its state is restored before it binds its addresses,
+otherwise after. The main thread only waits in `wait`; `stop`, which signal handlers call, makes `wait`
+return.
 """
 
 import faulthandler
@@ -74,8 +75,8 @@ class Server:
 
     Attributes:
         environment: Environment of the process.
-        endpoint: Endpoint at which the server listens, once entered.
-        recovered: Number of log records that were replayed when it was entered.
+        endpoint: Endpoint of the server. Ports are known only inside the `with` block.
+        recovered: Number of log records that were replayed at the start.
         term: Term with which this process has taken over from its primary, or 0 if it has not.
         announce: Called with a line when the server is ready, after its ready file was written.
     """
@@ -92,8 +93,8 @@ class Server:
                 "server (PSFLEET_ROLE)"
             )
         self._generation = 0
-        # Replaces the servers of the environment by those of the last committed move. Not for a standby: it
-        # may belong to a number of servers that is not committed yet.
+        # Replace the servers of the environment by the servers of the last committed move. Not for a standby:
+        # it may belong to a number of servers that is not committed yet.
         if environment.keeps_log or (environment.replicas and not environment.standby):
             environment, self._generation = decided(environment)
         self.environment = environment
@@ -132,11 +133,12 @@ class Server:
         self._server: grpc.Server | None = None
 
     def run(self, commands: int = 0) -> None:
-        """Follow the primary if this is a standby, then serve until every worker has left or `stop` is
-        called.
+        """Serve until every worker has left or `stop` is called.
+
+        A standby first follows its primary, and serves only after the launcher has promoted it.
 
         Args:
-            commands: File descriptor of takeover commands.
+            commands: File descriptor from which the launcher's takeover commands are read.
         """
         if self.environment.replicas:
             TakeoverCommands(self._moves.release, lambda: self.standby, commands).start()
@@ -183,7 +185,8 @@ class Server:
         self._moves.begin(self._generation)
         if self.host.journal is not None:
             self.host.journal.set_primary()
-        # The primary's socket. `bind` would refuse the address if the deposed primary still listened there.
+        # Remove the primary's socket file. `bind` would refuse the address if the deposed primary still
+        # listened there.
         if self.endpoint.startswith("unix:"):
             endpoints.release(self.endpoint)
         return True
@@ -197,8 +200,8 @@ class Server:
             interceptors=self._interceptors(),
         )
         if self._is_awaited():
-            # gRPC loses 20 seconds with a connection that is made after `bind` and before `start`, so
-            # little comes between them.
+            # If a client connects after `bind` and before `start`, gRPC delays its connection by 20 seconds.
+            # So little is done between the two.
             self._begin()
         self.endpoint, listener = endpoints.bind(server, self.endpoint, self._access)
         try:
@@ -223,8 +226,8 @@ class Server:
         self._start_threads()
         server.start()
         self._server = server
-        # Not before `server.start`: from here on other servers connect, and gRPC would lose 20 seconds with a
-        # connection that is made earlier (see above).
+        # After `server.start`: from here on other servers connect, and gRPC would delay an earlier connection
+        # by 20 seconds (see above).
         self._join_fleet()
         return self
 
@@ -233,7 +236,7 @@ class Server:
         return self.environment.keeps_log or self.standby is not None
 
     def _add_services(self, server: grpc.Server) -> None:
-        """Add the services that need this server's endpoint, once it is known."""
+        """Add the services that need this server's endpoint, once the endpoint is known."""
         server.add_generic_rpc_handlers(handlers(self.host))
         server.add_generic_rpc_handlers(snapshot_handlers(self.host, self._snapshots))
         server.add_generic_rpc_handlers([scaling_handler(self.host, self._moves)])
@@ -246,7 +249,7 @@ class Server:
             self._snapshots.learn((self.endpoint, *self.environment.servers[1:]))
 
     def _start_threads(self) -> None:
-        """Start the threads that work beside the calls."""
+        """Start the server's own threads, which run beside the calls."""
         self._deadlines.start()
         self._ticker.start()
         self.host.lanes.start()
@@ -256,14 +259,14 @@ class Server:
             self._schedule.start()
 
     def _interceptors(self) -> "list[grpc.ServerInterceptor[Any, Any]]":
-        """Return the interceptors of all calls: over TCP a call without a token is refused first."""
+        """Return the interceptors of all calls. Over TCP the first of them refuses calls without a token."""
         interceptors = gates(self._access, self.endpoint)
         if is_tcp(self.endpoint):
             interceptors.append(InboundLimit(self._messages))
         return interceptors
 
     def _begin(self) -> None:
-        """Get the state to serve: the standby's, or from the log or a checkpoint, or an empty one."""
+        """Get the state to serve: from the standby, the log or a checkpoint, or an empty one."""
         if self.standby is not None:
             if self.host.journal is not None:
                 self.host.journal.log.waits = True
@@ -271,7 +274,7 @@ class Server:
             self._lingers = self._shard.rounds.is_over()
         else:
             self._recover()
-        # Until the coordinator installs a view, this process does not know who is in the fleet.
+        # Until the coordinator installs a view, this process does not know which workers are in the fleet.
         self._shard.workers.frozen = True
         if self.environment.replicas:
             feeds_standby(self.host)
@@ -312,8 +315,8 @@ class Server:
         self._prepare()
         if self.host.journal is not None:
             self.recovered = self.host.journal.start(self._load_path, self.environment.resume)
-            # The process before may have died before the last worker's Leave was answered. This one then only
-            # answers it, and ends soon.
+            # The process before may have died before it replied to the last worker's Leave. This process then
+            # only sends that reply, and ends soon.
             self._lingers = self._shard.rounds.is_over()
         elif self.environment.resume:
             go_on_from(self.environment.resume, self._shard, self.host.coordinator)
@@ -321,7 +324,10 @@ class Server:
             load_shard(self._load_path, self._shard)
 
     def _make_pool(self) -> ThreadPoolExecutor:
-        """Make the pool of threads for calls. Waiting calls hold none, so it does not limit workers."""
+        """Make the thread pool for calls.
+
+        Waiting calls hold no thread, so the pool does not limit workers.
+        """
         environment = self.environment
         threads = (
             environment.workers + 2 + environment.replicas
@@ -366,7 +372,7 @@ class Server:
         return SnapshotRunner(self.host, self._access, folder)
 
     def wait(self) -> None:
-        """Return when every worker has left, or `stop` is called."""
+        """Return once every worker has left, or `stop` is called."""
         self.host.ended.wait(_LINGER if self._lingers else None)
         if self.host.coordinator is not None and not self._stopped:
             self.views.finish(_LINGER)
@@ -394,7 +400,7 @@ class Server:
         )
 
     def stop(self) -> None:
-        """Let `wait` return."""
+        """Make `wait` return."""
         self._stopped = True
         self.host.ended.set()
         if self.standby is not None:
@@ -442,7 +448,11 @@ def _coordinator_of(environment: Environment) -> Coordinator | None:
 
 
 def serve(environment: Environment, load_path: str | None = None) -> None:
-    """Run a server until every worker has left or the process is asked to end.
+    """Run a server until every worker has left or the process is requested to end.
+
+    Args:
+        environment: Environment of the process.
+        load_path: Checkpoint to start from, or None.
 
     Raises:
         ConfigError: The environment is not a server's, its endpoint cannot be bound, or a module of rules

@@ -1,8 +1,9 @@
-"""Metrics of a server or standby in Prometheus' format; on server 0 also those of the workers.
+"""Metrics of a server or standby in Prometheus' format. On server 0 also those of the workers.
 
-A request collects them from the counters of the server's parts, so they cost nothing while nobody watches. A
-standby sends its metrics to its primary, and workers theirs to server 0 with their heartbeats; the reply has
-the text of each process. `psfleet_server.services.method_handlers` declares which methods have latencies.
+A request collects the metrics from the counters of the server's parts, so without requests they cost nothing.
+A standby sends its metrics to its primary, and workers send theirs to server 0 with their heartbeats. The
+reply has one text per process. `psfleet_server.services.method_handlers` declares which methods have
+latencies.
 """
 
 import resource
@@ -48,7 +49,8 @@ _DISK: tuple[tuple[str, str, Callable[[DiskTraffic], float]], ...] = (
 )
 
 
-# Most readers that wait for the last metrics of this server: a launcher, and readers that have hung up since.
+# Maximum number of readers that wait for the last metrics of this server: a launcher, and readers that have
+# disconnected since.
 _MOST_WAITING = 8
 
 
@@ -69,7 +71,7 @@ class ServerMetrics:
         self._schedule = schedule
 
     def collect(self) -> "list[Metric]":
-        """Return all families. Those of the shard are of one moment, because its lock is held."""
+        """Return all metric families. The shard's families are consistent, because its lock is held."""
         with self._host.lock:
             shard = list(_shard(self._host.shard))
         return [*shard, *self._calls(), *process(), *self._durability(), *self._fleet()]
@@ -121,7 +123,7 @@ class ServerMetrics:
 
 
 def process() -> "Iterator[Metric]":
-    """Yield the metrics that any process has."""
+    """Yield the metrics that every kind of process has."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     yield counter("cpu_seconds", "CPU time of the process", usage.ru_utime + usage.ru_stime)
     yield gauge("resident_bytes", "Memory of the process", resident())
@@ -216,7 +218,7 @@ def standby_metrics(host: ShardHost, standby: Standby) -> bytes:
     """Return the metrics of a standby as text. Records may be applied meanwhile.
 
     Args:
-        host: Host of the shard that the records fill.
+        host: Host of the shard that the standby's records change.
         standby: The standby.
     """
     size = sum(table.bytes for table in [*host.shard.tables.values()])
@@ -232,9 +234,10 @@ def standby_metrics(host: ShardHost, standby: Standby) -> bytes:
 
 
 class MetricsService:
-    """Service Metrics, for the launcher and readers outside the job.
+    """Service Metrics, for the launcher and for readers outside the job.
 
-    A call returns the present metrics. A call with `at_end` waits, and returns them when the server ends.
+    A call returns the present metrics. A call with `at_end` waits, and returns the final metrics when the
+    server ends.
     """
 
     def __init__(self, host: ShardHost, metrics: ServerMetrics) -> None:
@@ -252,7 +255,7 @@ class MetricsService:
         )
 
     def end(self) -> None:
-        """Answer the calls that wait for the end of this server, whose figures are final now."""
+        """Reply to the calls that wait for the end of this server. Its figures are final now."""
         with self._lock:
             self._is_over = True
         for reply in self._waiting:

@@ -1,9 +1,9 @@
 """A standby process: follows its primary record by record, until the launcher promotes it.
 
-Fencing works without clocks or leases. A primary that requires a standby answers no call before the standby
-has confirmed the records behind the answer. A standby that takes over never confirms a record again. So a
-deposed primary can answer nothing, whether it is dead, stopped or only slow to notice, and it ends when it
-learns of the takeover.
+Fencing works without clocks or leases. A primary that requires a standby sends no reply before the standby
+has confirmed the records that the reply depends on. A standby that takes over never confirms a record again.
+So a deposed primary can send no reply, whether it is dead, stopped or only slow, and it ends when it learns
+of the takeover.
 
 The launcher decides takeovers (docs/decisions/0019-standbys.md) and writes its commands, one per line, to the
 standard input of servers and standbys:
@@ -11,8 +11,9 @@ standard input of servers and standbys:
     promote TERM     to a standby: take the place of the primary, which has ended or is about to be ended
     release ATTACH   to a primary: no standby up to this attachment number will ever take over
 
-Only the process that started this one can write there, and lines arrive in order. A thread of their own reads
-them, because all threads that answer calls may be waiting for the very standby that is to be released.
+Only the process that started this one can write to that input, and lines arrive in order. A separate thread
+reads the commands, because all threads that handle calls may be waiting for the very standby that is to be
+released.
 """
 
 import os
@@ -49,16 +50,16 @@ _log = log_of(__name__)
 
 
 class Standby:
-    """Follows the primary of the same server, in a thread, and applies its records to a shard of its own.
+    """Follows the primary of the same server, in a thread, and applies its records to this process's shard.
 
     Args:
-        host: Shard host that gets the state of the primary.
+        host: Host of the shard that gets the state of the primary.
         environment: Environment of this process.
         access: Credentials for the call to the primary.
 
     Attributes:
         taken: Number of the last record that was applied.
-        records: Number of records applied, those of the first copy included.
+        records: Number of records applied, including those of the first copy.
         bytes: Bytes of these records.
         metrics: Returns the metrics of this process as text.
         term: Term with which this process has taken over, or 0 while it follows.
@@ -86,7 +87,7 @@ class Standby:
         self._channel: grpc.Channel | None = None
 
     def start(self) -> None:
-        """Connect to the primary and start the thread that follows it."""
+        """Connect to the primary, and start the thread that follows it."""
         self._channel = open_channel(self._endpoint, self._access)
         ServiceThread(self._run, "following").start()
 
@@ -94,8 +95,8 @@ class Standby:
         """Wait for the next change of this standby's role.
 
         Returns:
-            "required" when the primary waits for this standby from now on, "promoted" after a takeover,
-            "over" if the primary has ended in order, and "stopped" after `stop`.
+            "required" when the primary's replies begin to wait for this standby, "promoted" after a takeover,
+            "over" if the primary has shut down, and "stopped" after `stop`.
 
         Raises:
             ServerUnavailable: The primary is gone and no command to take over has come, or the primary has
@@ -112,7 +113,11 @@ class Standby:
         return news
 
     def promote(self, term: int) -> None:
-        """Stop applying records: from now on this process is the primary."""
+        """Stop applying records. From now on this process is the primary.
+
+        Args:
+            term: Term of the takeover, which the launcher assigns.
+        """
         with self._taking:
             self.term = term
         self._said.put(FollowRequest(term=term))
@@ -120,7 +125,7 @@ class Standby:
         self._news.put(("promoted", ""))
 
     def stop(self) -> None:
-        """Let `wait` return. Signal handlers may call it."""
+        """Make `wait` return. Signal handlers may call it."""
         self._news.put(("stopped", ""))
 
     def close(self) -> None:
@@ -135,7 +140,7 @@ class Standby:
         while True:
             try:
                 error = self._follow()
-            # A full disk, or anything at all: a record of a faulty primary may raise any exception.
+            # A full disk, or any other error: a record of a faulty primary may raise any exception.
             except Exception as failure:
                 cause = str(failure) if isinstance(failure, PsfleetError) else repr(failure)
                 why = f"{self._name} is lost, what it has sent cannot be taken: {cause}"
@@ -155,8 +160,10 @@ class Standby:
                 time.sleep(_PAUSE)
 
     def _follow(self) -> PsfleetError | None:
-        """Follow the primary over one stream. Returns the error that broke the stream, or None if the primary
-        has ended in order.
+        """Follow the primary over one stream.
+
+        Returns:
+            The error that broke the stream, or None if the primary has shut down.
         """
         assert self._channel is not None
         call: Any = self._channel.stream_stream("/psfleet.v1.Replica/Follow", None, None)(
@@ -167,8 +174,8 @@ class Standby:
             for message in call:
                 self._following = True
                 reply, part = read_record(message)
-                # After a takeover the old primary may still send. The stream is read on, so that it can
-                # receive this process's term.
+                # After a takeover the old primary may still send. Its messages are skipped, but the stream
+                # stays open so that the old primary can receive this process's term.
                 if self.term:
                     continue
                 if reply.over:
@@ -198,11 +205,11 @@ class Standby:
     def _be_required(self, number: int) -> None:
         """Handle the message that the primary requires this standby.
 
-        The first such message follows the copy. Later ones have a number and ask whether this process still
-        follows; it confirms the number, unless it has taken over.
+        The first such message comes after the copy. Later messages have a number, and this process confirms
+        the number to show that it still follows, unless it has taken over.
         """
         if not self._required:
-            # The note in the log comes first: once this process has told the launcher that it is ready, it
+            # First note it in the log: once this process has reported to the launcher that it is ready, it
             # may be promoted, or a server may be started from its log.
             if self._journal is not None:
                 self._journal.has_copy()
@@ -219,7 +226,8 @@ class Standby:
         )
         yield first.SerializeToString()
         while (request := self._said.get()) is not None:
-            # Confirmations that wait are merged to one message, as the last one covers all records before it.
+            # Waiting confirmations are merged into one message, because the last one includes all records
+            # before it.
             while not request.term and not self._said.empty():
                 later = self._said.get()
                 if later is None:
@@ -260,17 +268,17 @@ class Standby:
 def _is_starting(error: PsfleetError) -> bool:
     """Return whether the primary may accept this standby later.
 
-    It may still be starting, or still have the standby before this one (ProtocolError).
+    The primary may still be starting, or may still have another standby (ProtocolError).
     """
     return isinstance(error, (ServerUnavailable, ProtocolError))
 
 
 class TakeoverCommands:
-    """Thread that reads the launcher's commands and carries them out, until the input ends.
+    """Thread that reads and carries out the launcher's commands, until the input ends.
 
     Args:
-        release: Called for `release ATTACH`: stops waiting for standbys up to that attachment.
-        standby: Returns this process's Standby, or None if it is a primary.
+        release: Called for `release ATTACH`: stops waiting for standbys up to that attachment number.
+        standby: Returns this process's Standby, or None if the process is a primary.
         source: File descriptor of the commands.
     """
 

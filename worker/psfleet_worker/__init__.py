@@ -1,4 +1,4 @@
-"""The cluster side of a trainer script: the runtime that talks to the servers of a fleet."""
+"""Cluster side of a training script: the runtime that talks to the servers of a fleet."""
 
 from psfleet.core.net.connections import grpc_process
 

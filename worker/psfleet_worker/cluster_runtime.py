@@ -1,8 +1,8 @@
 """ClusterRuntime: a worker's connection to its parameter servers, and the runtime of its script.
 
-A process creates one. The thread that trains calls it; threads of its own send heartbeats, take part in
-snapshots and send pushes that no pull has taken along. A server that does not answer is called again for as
-long as the environment says; then the call raises ServerUnavailable or DeadlineExceeded.
+Each worker process creates one. The training thread calls it. Other threads send heartbeats, take part in
+snapshots, and send pushes that could not be merged with a pull. If a server does not reply, the call is
+repeated for as long as the environment says. Then the call raises ServerUnavailable or DeadlineExceeded.
 """
 
 import functools
@@ -65,17 +65,19 @@ class ClusterRuntime(ClusterLike):
     """Runtime on the servers of a cluster: a worker's connection to its parameter servers.
 
     Steps are a stream of pushes and pulls (`session`, `stream`). Collectives, snapshots and calls for whole
-    tables first wait until the pushes before them are applied.
+    tables first wait until all earlier pushes are applied.
 
     Args:
         environment: Index of this worker, and endpoints of the servers.
-        mode: Consistency mode, the same for all workers. A name stands for the mode with its usual settings.
+        mode: Consistency mode, the same for all workers. A name means the mode with its default settings.
+        wire: Compression on the wire, or None for the default.
+        patience: Time limits of calls, or None for those of the environment.
         inject_faults: Wraps the function that sends the calls to one server, for tests, such as
             `psfleet_launch.chaos.message_faults.MessageFaults`.
 
     Attributes:
         wire: Compression on the wire, as given or the default.
-        counters: Counters whose counts travel with this worker's pushes.
+        counters: Counters whose counts are sent with this worker's pushes.
     """
 
     pools = True
@@ -92,7 +94,7 @@ class ClusterRuntime(ClusterLike):
     watch: NonFiniteCheck = read_through("_transfers.watch")
     in_round: bool = read_through("_worker_data.in_round")
     next_ranges: tuple[Range, ...] = read_through("_worker_data.next_ranges")
-    # These calls are wholly those of a part, which is called without another Python call in between.
+    # A part implements these calls completely. `handed_on` calls it without another Python call in between.
     pass_collectives = handed_on(ClusterLike.pass_collectives, "_session")
     create = handed_on(Runtime.create, "_tables")
     open = handed_on(Runtime.open, "_tables")
@@ -140,7 +142,7 @@ class ClusterRuntime(ClusterLike):
         )
         try:
             self._fleet.start()
-            # Server 0 cannot know the ports that the other servers have chosen.
+            # Server 0 cannot know the ports that the other servers have chosen, so tell it.
             self._marks.introduce(keeps=False)
         except BaseException:
             self._fleet.close()
@@ -189,11 +191,11 @@ class ClusterRuntime(ClusterLike):
         loss: float | None = None,
         position: Position | None = None,
     ) -> PendingPush:
-        """Push the gradients of one step, or pass over a push that an earlier incarnation has made.
+        """Push the gradients of one step, unless an earlier process of this worker has made this push.
 
         Args:
             gradients, samples, loss: As for `Runtime.push`.
-            position: Position of the script in its data after the step, or None for the present one.
+            position: Position of the script in its data after the step, or None for the present position.
         """
         if self.counters:
             gradients = with_counts(gradients, self.counters)
@@ -217,7 +219,10 @@ class ClusterRuntime(ClusterLike):
     @override
     @deferred()
     def barrier(self, timeout: float | None = None) -> None:
-        """Wait for all workers. In sync mode the rounds of the other workers go on without this one."""
+        """Wait for all workers.
+
+        In sync mode the rounds of other workers continue without this one meanwhile.
+        """
         with self._marks.blocking():
             result: CollectiveResult = self._transfers.run(
                 self._collectives.gather(), timeout=timeout
@@ -242,7 +247,10 @@ class ClusterRuntime(ClusterLike):
     @override
     @deferred()
     def set_mode(self, consistency: ConsistencySettings) -> None:
-        """Switch to another mode, or pass over a switch that an earlier incarnation has made."""
+        """Switch to another mode.
+
+        Skipped if an earlier process of this worker has already made this switch.
+        """
         mode = consistency.declared
         conflict = mode.conflicts.get("wire")
         if conflict and self.wire != WireSettings():
@@ -322,7 +330,10 @@ class ClusterRuntime(ClusterLike):
 
     @override
     def stats(self) -> list[dict[str, Any]]:
-        """Return one entry per server. Server 0 counts every push, another server those that it receives."""
+        """Return one entry per server.
+
+        Server 0 counts every push, and each other server counts the pushes that it receives.
+        """
         return [
             figures_of(shard_pb2.StatusReply.FromString(reply))
             for reply in wait_all(self._fleet.to_all("Shard/Status", shard_pb2.StatusRequest()))

@@ -1,8 +1,8 @@
 """DataClient: a worker's loop over a dataset of the fleet.
 
-It asks server 0 which samples are this worker's, and tells the worker's other stages the samples of each
-step. What to ask and when is decided by `session/data_shares.py`; this module makes the calls, in the thread
-that trains.
+It requests this worker's samples from server 0, and sends the samples of each step to the worker's other
+pipeline stages. `session/data_shares.py` decides what to request and when. This module makes the calls, in
+the training thread.
 """
 
 import itertools
@@ -39,11 +39,11 @@ class DataClient:
 
     Args:
         fleet: Connection to the servers.
-        trainer: Runtime of the script, which flushes and makes steps without gradients.
-        number: Number of the dataset in this incarnation, from 1.
+        trainer: Runtime of the script, which flushes pushes and makes steps without gradients.
+        number: Number of the dataset in this process, from 1.
         size: Number of samples of an epoch.
         epochs: Number of epochs.
-        seed: Seed of the order of samples; server 0 compares it between workers.
+        seed: Seed of the order of samples. Server 0 checks that all workers use the same seed.
         parts: Parts of a source that grows, or None for any other source.
     """
 
@@ -73,7 +73,13 @@ class DataClient:
         self._tags = itertools.count()
 
     def steps(self, worker_data: WorkerData, batch: int, merged: int) -> Iterator[Ranges]:
-        """Yield the positions of each step's samples, as `ScriptRuntime.data_steps` does."""
+        """Yield the positions of each step's samples, as `ScriptRuntime.data_steps` does.
+
+        Args:
+            worker_data: State machine of the worker's datasets.
+            batch: Number of samples of a step.
+            merged: Number of steps whose gradients are merged into one push.
+        """
         position = here()
         return self._run(worker_data.steps(batch, merged, position.process, position.processes))
 

@@ -1,7 +1,7 @@
 """ReaderRuntime: a read-only runtime for a process outside a running job.
 
-`psfleet.connect(job=...)` and followers use it. A reader is no worker of the job, so no worker ever waits for
-it. It raises ServerUnavailable when a server has not answered for as long as a server may take to restart.
+`psfleet.connect(job=...)` and followers use it. A reader is not a worker of the job, so no worker ever waits
+for it. If a server does not reply for as long as a restart may take, the reader raises ServerUnavailable.
 """
 
 import contextlib
@@ -45,14 +45,15 @@ _ATTEMPTS = 5  # attempts to find all servers in the same round; the last one is
 
 
 class ReaderRuntime(ReadOnlyRuntime):
-    """Read-only runtime on the servers of a running job, in which this process has no seat.
+    """Read-only runtime on the servers of a running job. This process is not one of the job's workers.
 
     Args:
         environment: Endpoints of the servers, and the credentials of this process.
+        wire: Compression of pulled values, or None for float32.
 
     Raises:
-        ConfigError: The endpoints are not those of all servers of one job, in their order.
-        ServerUnavailable: A server does not answer.
+        ConfigError: The endpoints are not all servers of one job, in their order.
+        ServerUnavailable: A server does not reply.
     """
 
     pools = True
@@ -81,7 +82,7 @@ class ReaderRuntime(ReadOnlyRuntime):
     def _check_servers(self) -> None:
         """Raise ConfigError unless the endpoints are all servers of one job, in order.
 
-        Otherwise ids would be looked up on the wrong server.
+        In a wrong order, ids would be looked up on the wrong server.
         """
         numbers = [(status.server, status.servers) for status in self._statuses()]
         if numbers != [(index, len(numbers)) for index in range(len(numbers))]:
@@ -99,7 +100,8 @@ class ReaderRuntime(ReadOnlyRuntime):
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """Return the values of the reads.
 
-        In sync mode they are of one round, if one of a few attempts finds all servers in the same round.
+        In sync mode all values are from the same round if one of five attempts finds all servers in the same
+        round.
         """
         for _ in range(_ATTEMPTS):
             values, self._version = self._pull(reads)
@@ -129,14 +131,14 @@ class ReaderRuntime(ReadOnlyRuntime):
             for server in servers:
                 self._clients[server].send(requests[server], "Shard/Pull")
             values = FleetPull(requests, servers, split_reads, masks, spec_of).wait()
-        # Replies say how many servers the job has. If that has changed, rows have moved, and these values may
-        # come from servers that no longer have the ids.
+        # Replies contain the job's number of servers. If it has changed, rows have moved, and these values
+        # may come from servers that no longer hold the ids.
         names, queries = [spec.name for spec in specs], [requests[server] for server in servers]
         self._check_number({request.servers for request in queries})
         return values, _version(queries, names, masks, requests)
 
     def _check_number(self, counts: Iterable[int]) -> None:
-        """Raise ServerUnavailable if the job has changed its number of servers, since ids have moved then."""
+        """Raise ServerUnavailable if the job's number of servers has changed, because ids have then moved."""
         for servers in counts:
             if servers not in (0, len(self._clients)):
                 raise ServerUnavailable(
@@ -148,7 +150,7 @@ class ReaderRuntime(ReadOnlyRuntime):
     def read_table(self, table: int) -> TableState:
         """Return the whole content of a table.
 
-        It is read page by page while the job trains, so pages may differ in age.
+        The table is read page by page while the job trains, so a later page may contain newer values.
         """
         with self._said():
             state = self._tables.read(table)
@@ -171,11 +173,11 @@ class ReaderRuntime(ReadOnlyRuntime):
         return [shard_pb2.StatusReply.FromString(reply) for reply in replies]
 
     def read_changes(self, requests: Sequence[ChangesRequest | None]) -> list[ChangesReply]:
-        """Ask the servers for changes of their tables. Returns the replies of the servers that were asked.
+        """Request changes of the servers' tables. Returns the replies, one for each request that is not None.
 
         Args:
-            requests: One request per server (psfleet.serving.following makes them), or None for a server that
-                is not to be asked.
+            requests: One request per server (psfleet.serving.following makes them), or None to skip that
+                server.
         """
         calls = [
             client.start(
@@ -192,7 +194,7 @@ class ReaderRuntime(ReadOnlyRuntime):
         return replies
 
     def read_rows(self, server: int, request: RowsRequest) -> RowsReply:
-        """Ask a server for a page of rows."""
+        """Request a page of rows from one server."""
         message = request.SerializeToString()
         [reply] = wait_all([self._clients[server].start("Followers/ReadRows", message)])
         return parse(RowsReply, reply)
@@ -229,7 +231,7 @@ class ReaderRuntime(ReadOnlyRuntime):
 
 
 class _ReadRequest(ServerRequest):
-    """Reads from one server, by a process that is no worker.
+    """Reads from one server, by a process that is not a worker.
 
     Attributes:
         servers: Number of servers of the job, as this server knows it.
@@ -242,7 +244,7 @@ class _ReadRequest(ServerRequest):
 
     @override
     def values_of(self, message: bytes, spec_of: SpecOf) -> list[Values]:
-        """Return the values in a reply, and keep their version."""
+        """Return the values in a reply, and keep their version (`round`, `steps`, `servers`)."""
         header, _ = frame.decode(message)
         self.round, self.steps = header.round, list(header.steps)
         self.servers = header.servers
@@ -255,7 +257,7 @@ def _version(
     masks: Sequence[Sequence[bool]],
     requests: Sequence[_ReadRequest],
 ) -> ReadVersion:
-    """Combine the servers' replies to the reads of these tables into one version."""
+    """Combine the replies of all servers to the reads of these tables into one version."""
     rounds = [request.round for request in queries] or [0]
     counts = [iter(request.steps) for request in requests]
     steps: dict[str, list[int]] = {}

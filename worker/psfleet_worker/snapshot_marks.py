@@ -1,10 +1,10 @@
-"""A worker's part in a snapshot: marks the point in its stream of pushes at which the snapshot cuts it.
+"""A worker's part in a snapshot: it marks the last push of its stream that belongs to the snapshot.
 
-Training does not stop for a snapshot. Server 0 announces one in its reply to a call that waits for the
-announcement, and in replies to heartbeats. The worker confirms it. When all workers have, each worker cuts
-its stream after the last push that it has begun, and tells all servers; later pushes carry the mark. This
-runs in threads beside the one that trains. A call that fails makes the snapshot fail at server 0, but not the
-training.
+Training does not stop for a snapshot. Server 0 announces a snapshot in its reply to a call that waits for the
+announcement, and in replies to heartbeats. The worker confirms the announcement. When all workers have
+confirmed, each worker cuts its stream after the last push that it has begun, and sends this mark to all
+servers. Later pushes carry the mark too. All this runs in threads beside the training thread. If a call
+fails, the snapshot fails at server 0, but the training continues.
 """
 
 import contextlib
@@ -33,31 +33,30 @@ StateAt = Callable[[int, Callable[[], bool]], bytes]
 
 
 class SnapshotMarks:
-    """The marks of one worker's incarnation.
+    """Takes part in snapshots for one worker process.
 
     Attributes:
         state_at: Returns the worker's state (JSON) as of the push with a number, or b"". For a number below 0
-            it returns a list of [number, state] for the last pushes. Its second argument tells whether the
-            script cannot end its step, so that it is no use to wait for that.
-        newest: Folder of the newest snapshot of the job, and this worker's last push in it (0 if that is not
-            known), or None before the first one is announced.
+            it returns a list of [number, state] for the last pushes. Its second argument is a function that
+            returns True if the script cannot end its step now, so waiting for the end is useless.
+        newest: Folder of the newest snapshot of the job, and this worker's last push in it (0 if unknown), or
+            None before the first one is announced.
     """
 
     def __init__(self, fleet: FleetConnection) -> None:
         self.state_at: StateAt = lambda number, is_stuck: b""
         self.newest: tuple[str, int] | None = None
         self._fleet = fleet
-        self._lasts: dict[
-            int, int
-        ] = {}  # by snapshot that may become complete, the last push in it
+        # For each snapshot that may become complete, the last push in it.
+        self._lasts: dict[int, int] = {}
         self._keeps = False
         self._hearing = threading.Lock()  # held while a thread begins to take part in a snapshot
         self._threads: list[threading.Thread] = []
         self._over = threading.Event()
         self._news = ServiceThread(self._listen, "snapshot news")
-        # True if the script of some worker waits for the last announced snapshot.
+        # True if the script of any worker waits for the last announced snapshot.
         self._script_waits = False
-        # Time after which this script's present wait can only be for such a worker, or infinity.
+        # Time from which on this script counts as stuck while `_script_waits`, or infinity.
         self._stuck_from = math.inf
 
     def start(self) -> None:
@@ -66,11 +65,11 @@ class SnapshotMarks:
 
     @contextlib.contextmanager
     def blocking(self, seconds: float = _COLLECTIVE) -> Iterator[None]:
-        """Mark that the script waits for all workers, or for a snapshot, inside the block.
+        """Context in which the script waits for all workers, or for a snapshot.
 
         Args:
-            seconds: Time after which the wait must be for a worker that itself waits for a snapshot, if there
-                is such a worker.
+            seconds: Seconds after which the script counts as stuck if the script of some worker waits for a
+                snapshot: no collective ends meanwhile.
         """
         self._stuck_from = time.monotonic() + seconds
         try:
@@ -83,10 +82,10 @@ class SnapshotMarks:
         return self._script_waits and time.monotonic() >= self._stuck_from
 
     def introduce(self, *, keeps: bool) -> bytes:
-        """Tell server 0 the endpoints of all servers, and whether this worker adds its state to snapshots.
+        """Report the endpoints of all servers to server 0, and whether this worker adds state to snapshots.
 
         Returns:
-            State of this worker in the snapshot that the fleet was started from, or b"" without one.
+            State of this worker in the snapshot that the fleet was started from, or b"" if there is none.
         """
         request = snapshot_pb2.KeptRequest(
             worker=self._fleet.worker,
@@ -105,12 +104,14 @@ class SnapshotMarks:
         return snapshot_pb2.KeptReply.FromString(reply).state
 
     def take(self, path: str, *, delta: bool, base: bool) -> str:
-        """Make server 0 write every table to a folder, which appears whole or not at all; return its path.
+        """Make server 0 save a snapshot of all tables, and return its path.
+
+        The folder appears only once the snapshot is complete.
 
         Args:
-            path: Folder of the snapshot. "" stands for the folder in which the job keeps its snapshots.
-            delta: True to save only changes since the last base or delta.
-            base: True if the next delta is to hold the changes since this snapshot.
+            path: Folder of the snapshot, or "" for the folder in which the job keeps its snapshots.
+            delta: True to save only changes since the last snapshot that deltas can build on.
+            base: True if the next delta may build on this snapshot.
         """
         request = snapshot_pb2.TakeRequest(
             path=place_or_url(path) if path else "",
@@ -128,7 +129,7 @@ class SnapshotMarks:
         return snapshot_pb2.TakeReply.FromString(reply).path
 
     def say_goodbye(self) -> None:
-        """Send the state at the end of this incarnation, for snapshots that are not complete yet or later."""
+        """Send the state at the end of this process, for snapshots under way or taken later."""
         if not self._keeps:
             return
         request = snapshot_pb2.KeepRequest(
@@ -136,12 +137,12 @@ class SnapshotMarks:
             incarnation=self._fleet.session.incarnation,
             state=self.state_at(-1, bool),
         )
-        # The script did not request the snapshot that may need this, so an error is none of its concern.
+        # The script did not request the snapshot that may need this state, so it should not see an error.
         with contextlib.suppress(PsfleetError):
             self._call(0, "SnapshotCoordinator/Keep", request)
 
     def listen(self, reply: HeartbeatReply) -> None:
-        """Read the snapshots that a heartbeat's reply announces as begun or complete."""
+        """Handle the snapshots that a heartbeat's reply announces as begun or complete."""
         complete = reply.complete
         if complete.number:
             self.newest = complete.folder, self._lasts.get(complete.number, 0)
@@ -150,7 +151,7 @@ class SnapshotMarks:
         self._hear(reply.snapshot.number)
 
     def _listen(self) -> None:
-        """Wait for announcements of server 0, which come earlier this way than with the next heartbeat."""
+        """Wait for announcements of server 0, which arrive earlier this way than with the next heartbeat."""
         while not self._over.is_set():
             number, known = 0, self._fleet.stream.last_snapshot
             request = snapshot_pb2.ListenRequest(worker=self._fleet.worker, number=known)
@@ -172,7 +173,7 @@ class SnapshotMarks:
             thread.start()
 
     def close(self) -> None:
-        """End the threads. Close the connection before, which ends their calls."""
+        """Stop the threads. Close the connection before, which ends their calls."""
         self._over.set()
         with self._hearing:
             threads = [*self._threads, self._news]
@@ -181,7 +182,8 @@ class SnapshotMarks:
                 thread.join()
 
     def _reply(self, number: int) -> None:
-        # A snapshot that fails fails at server 0, which waits for this worker and reports it.
+        # If a call fails, the snapshot fails at server 0, which waits for this worker and reports the
+        # failure.
         with contextlib.suppress(PsfleetError):
             self._fleet.run(self._fleet.stream.mark(number), self._perform)
 
@@ -207,8 +209,9 @@ class SnapshotMarks:
         return None
 
     def _call(self, server: int, method: str, request: object) -> bytes:
-        """Make a call in this thread, without waiting for those of the training, and repeat it while the
-        server cannot be reached.
+        """Make a call in this thread, and repeat it while the server cannot be reached.
+
+        The call does not wait for calls of the training thread.
         """
         message: bytes = request.SerializeToString()  # type: ignore[attr-defined]  # a message
         deadline = time.monotonic() + _CALL_TIMEOUT

@@ -1,4 +1,4 @@
-"""Sends arrays between the stages of one worker over ZeroMQ, without a copy on the sender's side.
+"""Sends arrays between the pipeline stages of one worker over ZeroMQ, without a copy on the sender's side.
 
 Each stage receives from one PULL socket and has one PUSH socket to each other stage, so messages from one
 stage to another keep their order. The high-water mark of a socket is the queue size, so a stage that is far
@@ -6,8 +6,8 @@ ahead waits. While it waits, it reads the messages that other stages send, and k
 sender and tag. Therefore two stages that send to each other at the same time cannot block each other.
 
 Over TCP, links are encrypted and authenticated by CURVE (https://rfc.zeromq.org/spec/26). Both ends have the
-same pair of keys, derived from the job's token, and accept no other key. Without the token nobody can read,
-write or pose as a stage.
+same pair of keys, derived from the job's token, and accept no other key. Without the token a process cannot
+read or write messages, or pose as a stage.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from psfleet.core.net.connections.access import Access
 from psfleet.core.runtime.stages import StagePosition
 
 _LINGER = 2000
-"""Milliseconds for messages to leave after the end of the script."""
+"""Time in milliseconds for messages to be sent after the end of the script."""
 
 
 class CurveAuthenticator:
@@ -61,7 +61,7 @@ class CurveAuthenticator:
             socket.curve_serverkey = self._public
 
     def stop(self) -> None:
-        """End the thread. Safe to call twice."""
+        """Stop the thread. Safe to call twice."""
         self._guard.stop()
 
 
@@ -71,7 +71,7 @@ def curve_for(
     """Return the authenticator of links between these endpoints.
 
     Returns:
-        None if no link leaves the host, or if `access` allows insecure links.
+        None if all links stay on this host, or if `access` allows insecure links.
 
     Raises:
         ConfigError: An endpoint is TCP and there are no credentials.
@@ -88,13 +88,15 @@ def curve_for(
 
 
 class StageLinks:
-    """Links between the stages of a worker that are separate processes (psfleet.core.runtime.stages.Links).
+    """Links between the pipeline stages of a worker, if each stage is a process.
+
+    Implements psfleet.core.runtime.stages.Links.
 
     Args:
         place: Position of this stage, and the endpoints of all stages.
-        queue_size: Most messages that wait in each direction.
+        queue_size: Maximum number of waiting messages in each direction.
         patience: Seconds to wait for another stage before giving up.
-        access: Credentials of this process.
+        access: Credentials of this process, or None on one host.
     """
 
     def __init__(
@@ -126,8 +128,12 @@ class StageLinks:
         return socket
 
     def send(self, process: int, tag: str, arrays: Sequence[Array]) -> None:
-        """Send arrays to a stage, under a tag."""
-        # Arrays in C or Fortran order are sent as they lie in memory; any other array is copied to C order.
+        """Send arrays to a stage, under a tag that the receiver waits for. Waits while its queue is full.
+
+        Raises:
+            DeadlineExceeded: The queue stayed full for `patience` seconds.
+        """
+        # Arrays in C or Fortran order are sent as they are in memory; any other array is copied to C order.
         contiguous = [a if a.flags.forc else np.ascontiguousarray(a) for a in arrays]
         header = {
             "from": self._place.process,
@@ -146,14 +152,18 @@ class StageLinks:
                 )
 
     def receive(self, process: int, tag: str) -> list[Array]:
-        """Wait for the arrays that a stage sends under a tag."""
+        """Wait for the arrays that a stage sends under a tag, and return them.
+
+        Raises:
+            DeadlineExceeded: They did not come within `patience` seconds.
+        """
         deadline = time.monotonic() + self._patience
         while (process, tag) not in self._inbox:
             self._wait(deadline, f"{tag!r} from {self._place.name(process)}")
         return self._inbox.pop((process, tag))
 
     def close(self) -> None:
-        """Close the sockets, after messages have had `_LINGER` ms to leave. Safe to call twice."""
+        """Close the sockets, after messages have had `_LINGER` ms to be sent. Safe to call twice."""
         if self._curve is not None:
             self._curve.stop()
         self._context.destroy()
@@ -198,8 +208,8 @@ def _bytes_of(array: Array) -> Any:
 def _array(buffer: Any, dtype: str, shape: Sequence[int], order: str) -> Array:
     """Return the array in a message.
 
-    An array at an unaligned address is copied, because NumPy sums unaligned arrays in another order, and so
-    to other bits.
+    An array at an unaligned address is copied, because NumPy sums unaligned arrays in another order, which
+    would change the rounding.
     """
     kind = np.dtype(dtype)
     if kind.hasobject or order not in ("C", "F"):

@@ -1,7 +1,7 @@
 """Metrics of one worker: where its time goes, its samples and loss, and which ids are most frequent.
 
-Heartbeats carry them to server 0, but only while somebody watches the job. The training thread counts times
-in `StepTimes`; the frequent ids are found in the thread of the heartbeats, in batches that exist anyway.
+Heartbeats carry the metrics to server 0, but only while the job is being watched. The training thread adds up
+times in `StepTimes`. The thread of the heartbeats computes the frequent ids, from batches that exist anyway.
 
 The most frequent ids come from a summary of Misra and Gries (1982), merged with the counts of whole batches
 as in Agarwal et al., "Mergeable summaries", PODS 2012. It keeps the same ids as SpaceSaving, without
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 Ids = NDArray[np.int64]
 _log = log_of(__name__)
 _SAMPLE = 8192  # ids that one observation counts, over all tables
-# Weight of earlier counts at each observation. With one observation a second, the last minute counts.
+# Weight of earlier counts at each observation. With one observation a second, about the last minute is
+# weighted.
 _FADE = 63 / 64
 _MANY = 100  # number of most frequent ids whose common share is a metric
 _HOT = 0.1  # least share of a single id that logs a warning
@@ -50,18 +51,18 @@ _ENOUGH = 1000  # ids to count before that warning
 
 @dataclass
 class StepTimes:
-    """Times of a worker's steps, in ns, and what came with its pushes.
+    """Times of a worker's steps in ns, and the samples and losses of its pushes.
 
     Attributes:
         pull: Time in pulls. In sync mode that includes the wait for the round.
-        push: Time to lay out gradients and hand them over.
+        push: Time to lay out gradients and hand them to the queue.
         wait: Time spent waiting for acknowledgements, and at barriers and reductions.
-        data: Time for which the loops of the fleet waited for a batch.
-        script: Remaining time of the steps, which is the script's own work. Pulls of a second thread count as
-            pulls only.
+        data: Time that the fleet's data loops waited for a batch.
+        script: Remaining time of the steps, which is the script's own work. Pulls of a second thread are
+            included in `pull` only.
         steps: Histogram of the times from push to push.
-        samples: Number of samples behind all pushes.
-        loss: Loss that came with the last push, or None if there was none.
+        samples: Number of samples of all pushes.
+        loss: Loss of the last push, or None if it had none.
     """
 
     pull: int = 0
@@ -76,7 +77,7 @@ class StepTimes:
     _spent: int = 0  # pull + push + wait + data at the last push
 
     def pushed(self, samples: int, loss: float | None) -> None:
-        """Count a push, and add the step's time that was spent nowhere else to `script`."""
+        """Count a push, and add the step's remaining time to `script`."""
         now, elsewhere = time.perf_counter_ns(), self.pull + self.push + self.wait + self.data
         if self._pushed:
             duration = now - self._pushed
@@ -93,14 +94,14 @@ class StepTimes:
 class FrequentIds:
     """Counts of the most frequent ids of a stream, in constant memory.
 
-    A count is never too high, and too low by at most total / (places + 1). So every id that makes up more
+    A count is never too high, and is too low by at most total / (places + 1). So every id that makes up more
     than 1 / (places + 1) of the stream has a count.
 
     Args:
-        places: Most ids that are counted.
+        places: Maximum number of ids that are counted.
 
     Attributes:
-        total: Number of ids so far. Ids before a `fade` count less.
+        total: Number of ids so far. Ids before a `fade` have a lower weight.
         ids: Ids that have a count, int64 [at most places].
         counts: Count of each of these ids, float64.
     """
@@ -112,7 +113,7 @@ class FrequentIds:
         self.counts: NDArray[np.float64] = np.zeros(0)
 
     def add(self, ids: Ids) -> None:
-        """Count the ids of a batch, int64 [n], with repeats."""
+        """Count the ids of a batch, int64 [n]. Repeated ids count each time."""
         distinct, counts = np.unique(ids, return_counts=True)
         union, positions = np.unique(np.concatenate([self.ids, distinct]), return_inverse=True)
         sums = np.zeros(len(union))
@@ -131,7 +132,7 @@ class FrequentIds:
         self.counts *= factor
 
     def share(self, count: int) -> float:
-        """Return the share of the stream that the `count` most frequent ids make up, or 0 without ids."""
+        """Return the fraction of the stream that the `count` most frequent ids make up, or 0 without ids."""
         if not self.total:
             return 0.0
         top = np.sort(self.counts)[-count:]
@@ -143,14 +144,13 @@ class FrequentIds:
 
 
 class HotIds:
-    """Finds the most frequent ids of each table by a sample of its newest batch.
+    """Finds the most frequent ids of each table, from a sample of its newest batch.
 
-    Costs the training thread nothing, because it reads batches that exist anyway, in the thread of
-    heartbeats.
+    This costs the training thread nothing: the thread of heartbeats reads batches that exist anyway.
 
     Args:
         worker: Number of the worker.
-        batches: Returns the newest batch of ids of each table by its name: int64 [n], with repeats.
+        batches: Returns the newest batch of ids of each table, by table name: int64 [n], with repeats.
     """
 
     def __init__(self, worker: int, batches: Callable[[], Mapping[str, Ids]]) -> None:
@@ -189,7 +189,7 @@ class HotIds:
             self._name(name, frequent)
 
     def _name(self, table: str, frequent: FrequentIds) -> None:
-        """Log once which id makes up much of a table's batches, since metrics do not name ids."""
+        """Log once which id makes up much of a table's batches, because metrics do not name ids."""
         share = frequent.share(1)
         if table in self._named or share < _HOT:
             return
@@ -206,7 +206,7 @@ class WorkerMetrics:
 
     Args:
         times: Times of the worker's steps.
-        retries: Returns the number of attempts beyond the first of each call.
+        retries: Returns the total number of repeated attempts of calls.
 
     Attributes:
         watch: Check for values that are not finite, or None before the worker's transfers exist.
@@ -224,11 +224,11 @@ class WorkerMetrics:
         self._retries = retries
 
     def text(self) -> bytes:
-        """Return all families in Prometheus' text format, or b"" while nobody requests them."""
+        """Return all metrics in Prometheus' text format, or b"" while server 0 does not request them."""
         return encode(self.collect()) if self.wanted else b""
 
     def collect(self) -> "list[Metric]":
-        """Return all families."""
+        """Return all metric families."""
         times, usage = self._times, resource.getrusage(resource.RUSAGE_SELF)
         total = times.pull + times.push + times.wait + times.data + times.script
         families = [

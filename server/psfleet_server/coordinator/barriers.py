@@ -1,9 +1,9 @@
-"""Collectives of all workers: barriers, all-reduces of an array per worker, and mode switches.
+"""Collectives of all workers: barriers, all-reduces of one array per worker, and mode switches.
 
-Collectives are numbered for the whole fleet, not per incarnation. A later incarnation runs its script from
-the start, so it arrives at completed collectives too and gets their results at once. That is why results are
-kept. Part of the coordinator, and as pure as the coordinator: `complete` proposes a decision, `take` applies
-it once it is in the journal.
+Collectives are numbered for the whole fleet, not per worker process. A restarted worker runs its script from
+the start, so it arrives at completed collectives again and needs their results at once. That is why results
+are kept. `CollectiveState` is part of the coordinator and pure: `complete` proposes a decision, and `take`
+applies the decision once it is in the journal.
 """
 
 from collections.abc import Callable, Collection
@@ -35,7 +35,7 @@ REDUCTIONS: dict[str, Callable[[Array, Array], Array]] = {
     "switch": combined_changes,
 }
 SWITCH = "switch"
-"""Reduction of a mode switch. Its values are made by psfleet.core.net.membership_messages.write_change."""
+"""Reduction of a mode switch. Its arrays come from psfleet.core.net.membership_messages.write_change."""
 DTYPES = ("float32", "float64", "int32", "int64")
 _KEPT_RESULTS = 64 << 20  # bytes of results that are kept for later incarnations
 
@@ -48,8 +48,9 @@ class Arrival:
         mode: Name of the reduction in REDUCTIONS, or empty at a barrier.
         value: The worker's array, or None at a barrier.
         change: At a mode switch, the ordinal of the switch in the worker's script.
-        round: At a mode switch, the worker's last push.
-        position: At a mode switch, the number of leases that are used up, and of samples used of the next.
+        round: At a mode switch, the number of the worker's last push.
+        position: At a mode switch, the worker's progress in its data: number of data leases used up, and
+            number of samples used of the next lease.
     """
 
     worker: int
@@ -63,7 +64,10 @@ class Arrival:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Kind of the collective, as words. All workers must come to a collective of the same kind."""
+        """Kind of the collective as words, such as ("all_reduce", "sum", "float32", (8,)).
+
+        A collective completes only if all workers arrive with the same kind.
+        """
         if self.value is None:
             return ("barrier",)
         if self.mode == SWITCH:
@@ -73,7 +77,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class ModeRequest:
-    """A mode request from outside the script (`psfleet mode`). Later requests have a higher `number`."""
+    """A request of `psfleet mode` to switch the mode. Later requests have a higher `number`."""
 
     number: int
     mode: str
@@ -82,7 +86,7 @@ class ModeRequest:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveReply:
-    """Reply to a call that waits at a collective: the collective is complete.
+    """Reply to a worker's call that waited for a collective to complete.
 
     Attributes:
         value: Result of the reduction, or None at a barrier.
@@ -96,13 +100,14 @@ class CollectiveReply:
 
 @dataclass(frozen=True, slots=True)
 class ModeSwitch:
-    """Switch of the whole fleet to another mode: all workers have arrived, with no push under way.
+    """Switch of the fleet to another consistency mode. All workers have arrived; no push is under way.
 
     Attributes:
-        number: Ordinal of the switch.
-        agreed: The new mode as numbers: the mode's own, and the settings that servers know.
-        rounds: Last push of each seat.
-        positions: Position of each seat in its leases.
+        number: Ordinal of the switch, from 1.
+        agreed: The new mode as numbers: the number of the mode itself, then those settings of the mode that
+            servers need.
+        rounds: Number of the last push of each worker.
+        positions: Progress of each worker in its data: leases used up, and samples used of the next lease.
     """
 
     number: int
@@ -115,12 +120,12 @@ class ModeSwitch:
 
     @property
     def mode(self) -> ConsistencyMode:
-        """The mode, with the settings that servers know."""
+        """The new mode, with those of its settings that servers need."""
         return read_agreed_numbers(self.agreed)
 
     @property
     def last(self) -> int:
-        """The highest push of any worker."""
+        """Highest push number over all workers at the switch, or 0."""
         return max(self.rounds.values(), default=0)
 
 
@@ -135,13 +140,13 @@ class CollectiveCompleted(Message, frozen=True):
 
 @dataclass
 class CollectiveState:
-    """The arrivals at the next collective, and the results of earlier ones.
+    """Arrivals at the next collective, and results of earlier collectives.
 
     Attributes:
         completed: Number of completed collectives.
-        results: Results of all-reduces by number. The oldest are dropped beyond 64 MiB.
-        told: Mode requests that barriers have announced, by number of the barrier.
-        switch: The last mode switch.
+        results: Results of all-reduces, by number of the collective. The oldest are dropped beyond 64 MiB.
+        told: Mode requests that barriers have announced to workers, by number of the barrier.
+        switch: The last mode switch, or None.
     """
 
     completed: int = 0
@@ -154,7 +159,12 @@ class CollectiveState:
         self._waiting: dict[int, tuple[Arrival, list[Call]]] = {}
 
     def arrive(self, arrival: Arrival, call: Call) -> list[CollectiveReply | SendError]:
-        """Note an arrival. Returns the reply at once if the collective is complete or the arrival invalid."""
+        """Note that a worker has arrived.
+
+        Returns:
+            The reply, if the collective is already complete, or an error, if the arrival is invalid.
+            Otherwise nothing yet; `take` later returns the reply.
+        """
         try:
             if arrival.value is not None and arrival.mode != SWITCH:
                 check_reduction(arrival.mode)
@@ -179,7 +189,7 @@ class CollectiveState:
         return value
 
     def last_told(self) -> int:
-        """Number of the last announced mode request."""
+        """Number of the last mode request that a barrier has announced, or 0."""
         return max((mode_request.number for mode_request in self.told.values()), default=0)
 
     def complete(
@@ -188,8 +198,9 @@ class CollectiveState:
         """Return the decision that completes the collective, or None if a worker is missing.
 
         Args:
-            seats: Seats in the fleet.
-            mode_request: Mode request to announce at a barrier, unless it was announced before.
+            seats: Numbers of all workers in the fleet.
+            mode_request: Mode request that the collective announces if it is a barrier and the request is
+                new.
         """
         if len(self._waiting) < max(len(seats), 1) or not self._waiting.keys() >= set(seats):
             return None
@@ -206,10 +217,10 @@ class CollectiveState:
         )
 
     def _switch(self, arrivals: list[Arrival], value: Array | None) -> ModeSwitch | None:
-        """Return the mode switch that all workers ask for.
+        """Return the mode switch that all workers request.
 
-        Returns None if this is another collective, if the workers want different modes, or if an earlier
-        incarnation has made the switch already.
+        Returns None if this is not a mode switch, if the workers want different modes, or if an earlier run
+        of the script has already made the switch.
         """
         if value is None or arrivals[0].mode != SWITCH:
             return None
@@ -227,7 +238,7 @@ class CollectiveState:
         )
 
     def take(self, decision: CollectiveCompleted) -> list[CollectiveReply | SendError]:
-        """Apply the decision that completes the collective. Returns the replies to all waiting calls."""
+        """Complete the collective. Returns the replies to all calls that wait for it."""
         self.completed = decision.number
         self.switch = decision.switch or self.switch
         if decision.value is not None:
@@ -244,12 +255,12 @@ class CollectiveState:
         ]
 
     def drop(self, worker: int, error: PsfleetError) -> list[SendError]:
-        """Discard the arrival of a worker whose incarnation has ended."""
+        """Discard the arrival of a worker whose process has ended, and refuse its calls with `error`."""
         _, calls = self._waiting.pop(worker, (None, []))
         return [SendError(call, error) for call in calls]
 
     def expire(self, call: Call, seats: Collection[int]) -> list[CollectiveReply | SendError]:
-        """Refuse a call whose deadline has passed. Its worker still counts as arrived."""
+        """Refuse a call whose deadline has passed. The worker stays arrived, so others do not wait for it."""
         for arrival, calls in self._waiting.values():
             if call in calls:
                 calls.remove(call)
@@ -285,9 +296,9 @@ class CollectiveState:
 
 
 def _combine(arrivals: list[Arrival]) -> Array | None:
-    """Reduce the values, or return None at a barrier.
+    """Reduce the values of all workers, or return None at a barrier.
 
-    Values are combined in the order of the workers, so the bits of a sum do not depend on who arrives first.
+    Values are combined by ascending worker number, so a floating-point sum is the same whoever arrives first.
     """
     total = arrivals[0].value
     for arrival in arrivals[1:]:

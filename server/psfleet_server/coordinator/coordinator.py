@@ -1,13 +1,13 @@
 """Decides on server 0 for the whole fleet: who is a member, when a collective ends, who gets which data.
 
 The coordinator is a pure state machine, like the shard: events in, outcomes out, without I/O, clock or
-threads. A change of members runs like this:
+threads. A change of members runs like this (a *view* is a numbered membership):
 
-    register, leave, look     a worker comes, goes or falls silent: a change is wanted
-    due -> Freeze             every server stops closing rounds and reports what it has
-    reported                  after the last report the next view is decided
+    register, leave, look     a worker joins, leaves or falls silent: a change is wanted
+    due -> Freeze             every server stops closing rounds and reports its state
+    reported                  the last report decides the next view
     due -> Install            every server works with the new members
-    installed                 after the last server new workers get their reply
+    installed                 after the last server, new workers get their reply
 
 Each decision goes to the journal before any reply depends on it, so a coordinator that replays its decisions
 has the same state. `psfleet_server.engine.view_changes` sends the messages that are due and brings back the
@@ -61,18 +61,19 @@ class Coordinator:
     """Membership, collectives and data of a fleet. Only one thread may call at a time (`ShardHost.lock`).
 
     Args:
-        workers: Number of seats that the fleet was started for. Workers may add seats.
+        workers: Number of workers that the fleet was started for. Workers started later may join too.
         servers: Number of servers. Each must install every view.
-        dead_after: Seconds of silence after which a worker's seat is removed. 0 never removes a seat.
+        dead_after: Seconds of silence after which a worker is removed from the fleet. 0 never removes a
+            worker.
 
     Attributes:
-        recent: The last events, which errors show. Not part of the state.
-        journal: Called with every decision before it takes effect, or None if the job keeps no records.
-        waits_for_room: True if all workers have arrived at a collective whose end the full log could not
-            keep. `retry` tries again.
+        recent: The last events, which are added to error messages. Not part of the state.
+        journal: Called with every decision before it takes effect, or None if the job keeps no log.
+        waits_for_room: True if all workers have arrived at a collective, but the log is too full to record
+            its end. `retry` tries again.
         worker_requests: Requests to all workers, set by callers.
-        heartbeats: Last heartbeat of each worker (key `(False, seat)`) and server (`(True, index)`), with the
-            time at which it came.
+        heartbeats: Last heartbeat of each worker (key `(False, worker)`) and server (`(True, index)`), with
+            the time at which it came.
         scaling: State of a change of the number of servers.
     """
 
@@ -103,7 +104,7 @@ class Coordinator:
         self.recent = RecentEvents()
 
     def start(self) -> None:
-        """Begin a new term as the coordinator, and have all servers install a view of it."""
+        """Take over as the coordinator: begin a new term, and make all servers install its first view."""
         self._decide(TermStarted(self.term + 1))
         self._wanted = True
         # It is not known who has installed the last view, so no worker is told that it is a member until
@@ -111,12 +112,12 @@ class Coordinator:
         self._uninstalled = set(range(self.servers))
 
     def go_on_with(self, dispatch: DataDispatch) -> None:
-        """Distribute the samples that an earlier job with other workers has not used."""
+        """Distribute the samples that an earlier job, with another number of workers, has left unused."""
         self._decide(ViewDecided(self.members, dispatch))
 
     @property
     def view(self) -> int:
-        """Number of the last view that was decided."""
+        """Number of the last decided view."""
         return self.members.view
 
     @property
@@ -131,21 +132,21 @@ class Coordinator:
 
     @property
     def registering(self) -> int:
-        """Number of workers' calls that wait for a seat."""
+        """Number of calls of registering workers that wait for their reply."""
         return sum(len(calls) for _, calls in [*self._registering.values()])
 
     def register(self, worker: int, boot: int, workers: int, call: Call) -> list[Outcome]:
-        """Register a worker process for a seat. The call is answered once every server knows the incarnation.
+        """Register a worker process. The call gets its reply once every server knows the process as a member.
 
         Args:
-            worker: Number of the seat. A seat beyond those that the fleet was started for is added. A seat
-                that another process has is taken over from it.
-            boot: Number of the process.
+            worker: Worker number (rank). A number beyond those the fleet was started for adds a worker. If
+                another process has the number, the new process replaces it.
+            boot: Random number that identifies the process.
             workers: Number of workers that the process was started for.
-            call: The call to answer, perhaps a repeated one of the same process.
+            call: The call to reply to. A process may repeat its call.
 
         Returns:
-            Replies that can be given now, perhaps to other calls.
+            Replies that can be sent now, perhaps to other calls.
         """
         try:
             seat = self.members.seat_for(worker, boot, workers, self.workers)
@@ -170,7 +171,7 @@ class Coordinator:
         return refusals
 
     def _seated(self) -> list[Outcome]:
-        """Answer the registrations whose incarnations every server knows."""
+        """Reply to the registrations of all workers that every server knows by now."""
         if self._uninstalled:
             return []
         outcomes: list[Outcome] = []
@@ -194,7 +195,7 @@ class Coordinator:
         return outcomes
 
     def arrive(self, arrival: Arrival, call: Call) -> list[Outcome]:
-        """Note that a worker has arrived at a collective. The last arrival ends the collective for all."""
+        """Note that a worker has arrived at a collective. The last arrival completes the collective."""
         try:
             self._admit(arrival.worker, arrival.incarnation)
         except PsfleetError as error:
@@ -202,7 +203,7 @@ class Coordinator:
         return [*self.collectives.arrive(arrival, call), *self._complete()]
 
     def leave(self, worker: int, incarnation: int) -> list[Outcome]:
-        """Note that a worker has left in order and comes to no more collectives."""
+        """Note that a worker has finished its script and takes part in no more collectives."""
         seat = self.members.seats.get(worker)
         if seat is not None and seat.incarnation == incarnation and not seat.left:
             self._decide(WorkerLeft(worker, incarnation))
@@ -214,7 +215,7 @@ class Coordinator:
         return self._complete()
 
     def expire(self, call: Call) -> list[Outcome]:
-        """Refuse a waiting call whose deadline has passed. Its worker stays arrived or registered."""
+        """Refuse a waiting call whose deadline has passed. The arrival or registration itself stays valid."""
         for worker, (_, calls) in self._registering.items():
             if call in calls:
                 calls.remove(call)
@@ -224,7 +225,7 @@ class Coordinator:
         return [*self.collectives.expire(call, self.members.present())]
 
     def _lacking(self) -> str:
-        """Describe what a registration waits for, such as the servers that have not replied."""
+        """Name, for an error message, the servers that a registration waits for."""
         servers = self._uninstalled
         if self._change is not None:
             servers = set(range(self.servers)) - self._change.reports.keys()
@@ -233,13 +234,13 @@ class Coordinator:
         )
 
     def take_heartbeat(self, heartbeat: Heartbeat, at: float) -> WorkerRequests:
-        """Note a heartbeat that came at time `at`.
+        """Note a heartbeat that came at time `at`, in seconds.
 
         Returns:
-            The requests to workers, for the reply. Empty if the heartbeat is a server's.
+            The requests to workers, for the reply. Empty for the heartbeat of a server.
 
         Raises:
-            Fenced: This incarnation of the worker is over.
+            Fenced: Another process has replaced this worker, or the worker was removed.
         """
         if heartbeat.server:
             self.rebooted(heartbeat.index, heartbeat.boot)
@@ -250,12 +251,12 @@ class Coordinator:
         return WorkerRequests() if heartbeat.server else self.worker_requests
 
     def look(self, at: float) -> None:
-        """Remove the seats of workers that have been silent for too long at time `at`."""
+        """Remove the workers that have been silent for more than `dead_after` seconds at time `at`."""
         for worker in self.members.present() if self.dead_after else []:
             incarnation = self.members.seats[worker].incarnation
             last = self._seen.get(worker)
             if last is None or last[0] != incarnation:
-                # Every incarnation gets the whole time, also after a restart of this process.
+                # Every incarnation gets the whole `dead_after`, also after a restart of this process.
                 self._seen[worker] = (incarnation, at)
             elif at - last[1] > (self.dead_after if incarnation else max(self.dead_after, _START)):
                 self._remove(worker)
@@ -268,12 +269,13 @@ class Coordinator:
     def assign_data(
         self, worker: int, incarnation: int, request: DatasetRequest
     ) -> RoundPlan | tuple[Range, ...] | None:
-        """Return the data of a worker: in sync mode the plan, else a lease.
+        """Return the data of a worker: a plan of all rounds in sync mode, otherwise a lease on some samples.
 
-        Returns an empty lease if the dataset has ended, and None if the worker has to wait.
+        Returns an empty lease if the dataset has ended, and None if the worker has to wait and ask again.
 
         Raises:
-            Fenced: This incarnation of the worker is over.
+            Fenced: Another process has replaced this worker, or the worker was removed.
+            NotReady: Another process is about to replace this worker.
             UsageError: The workers do not agree on the dataset.
             Gap: The request was made before a mode switch, so its worker no longer waits for the reply.
         """
@@ -305,7 +307,7 @@ class Coordinator:
             raise Gap(f"data of round {request.round} was asked for before the fleet changed modes")
 
     def rebooted(self, server: int, boot: int) -> None:
-        """Note the process of a server. A new process of a known server has to install the view."""
+        """Note the process of a server. After a restart, the new process has to install the view."""
         if self._boots.get(server) == boot or server >= self.servers:
             return
         before = self._boots.get(server)
@@ -317,16 +319,17 @@ class Coordinator:
             self._abandon()
 
     def _abandon(self) -> None:
-        """Begin the change again under a new number, because the report of a server no longer holds."""
+        """Start the change again under a new number, because a server's report is no longer valid."""
         assert self._change is not None
         self._joining = {**self._change.joining, **self._joining}
         self._removed |= self._change.removed
         self._change, self._wanted = None, True
 
     def due(self) -> list[PendingMessage]:
-        """Return the messages to send now: Freeze while a change is under way, else Install.
+        """Return the messages to send now: Freeze while a change of members is under way, otherwise Install.
 
-        A message stays due until its server has replied. Nothing is due while rows move.
+        A message is returned again until its server has replied. Nothing is due while rows move to other
+        servers.
         """
         if self.scaling.moving is not None:
             return []
@@ -358,10 +361,10 @@ class Coordinator:
         self._joining, self._removed = {}, set()
 
     def reported(self, server: int, boot: int, view: int, report: ViewReport) -> list[Outcome]:
-        """Note the report of a server that is frozen. The last report decides the view.
+        """Note the report of a frozen server. The report of the last server decides the view.
 
         Raises:
-            PsfleetError: The decision could not be journalled. The last server is then asked again.
+            PsfleetError: The decision could not be journalled. The last server then has to report again.
         """
         change = self._change
         if change is None or change.view != view or self._boots.get(server) != boot:
@@ -379,7 +382,7 @@ class Coordinator:
         return [*refusals, *self._complete()]
 
     def _view(self, change: ViewChange) -> list[Outcome]:
-        """Decide the next view. Returns refusals for the waiting calls of incarnations that end with it."""
+        """Decide the next view. Returns refusals for the waiting calls of removed worker processes."""
         before = {index: seat.incarnation for index, seat in self.members.seats.items()}
         # The next state is made in copies: if the journal refuses the decision, nothing has changed.
         members, dispatch = copy.deepcopy((self.members, self.dispatch))
@@ -401,7 +404,7 @@ class Coordinator:
         ]
 
     def installed(self, server: int, boot: int, view: int) -> list[Outcome]:
-        """Note that a server has installed the view. After the last one the view's new workers may begin."""
+        """Note that a server has installed the view. After the last one, new workers get their reply."""
         if view == self.view and self._boots.get(server) == boot:
             self._uninstalled.discard(server)
         return [*self._seated(), *self._complete()]
@@ -410,8 +413,8 @@ class Coordinator:
         """End a change of the number of servers.
 
         Args:
-            endpoints: Endpoints of all servers that now have the rows, or empty if the change was given up.
-            boots: Number of the process of each server.
+            endpoints: Endpoints of all servers that now hold the rows, or empty if the change was given up.
+            boots: Random number that identifies the process of each server.
         """
         self.scaling.end(endpoints)
         if endpoints:
@@ -427,14 +430,14 @@ class Coordinator:
         return self.replay(decision)
 
     def replay(self, decision: Decision) -> list[Outcome]:
-        """Apply a decision, a new one or one from the log of an earlier process."""
+        """Apply a decision that was just made, or that comes from the log of an earlier process."""
         match decision:
             case TermStarted(term):
                 self.term = term
             case ViewDecided(members, dispatch):
                 self.members, self.dispatch = copy.deepcopy((members, dispatch))
             case CollectiveCompleted():
-                # Also in modes in which no worker rests at collectives.
+                # Every mode notes this, also the modes in which no worker rests at collectives.
                 for seat in self.members.present():
                     self.members.seats[seat].rests = decision.number
                 if decision.switch is not None:
@@ -470,13 +473,16 @@ class Coordinator:
         return Fenced(f"incarnation {incarnation} of worker {worker} has ended; {then}")
 
     def retry(self) -> list[Outcome]:
-        """End the collective that a full log has held up. Call it when there may be room in the log again."""
+        """Try again to complete a collective that the full log could not record.
+
+        Call it when the log may have space.
+        """
         return self._complete()
 
     def _complete(self) -> list[Outcome]:
-        """End the collective if all workers have arrived, and nothing else has to come first.
+        """End the collective if all workers have arrived and nothing else has to come first.
 
-        A due move of rows begins instead; the collective then ends with it (`scaled`).
+        If a change of the number of servers is due, the rows move first. `scaled` then ends the collective.
         """
         self.waits_for_room = False
         decision = self.collectives.complete(

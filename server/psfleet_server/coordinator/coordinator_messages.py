@@ -1,8 +1,8 @@
 """Inputs, decisions and outcomes of the coordinator.
 
-A decision changes the coordinator's state for good. It goes to the journal before any reply depends on it
-(psfleet_server.durability.records encodes it), and replaying all decisions gives the same state again.
-Outcomes are replies to calls, which the shell around the coordinator sends.
+A decision changes the coordinator's state durably. The decision goes to the journal before any reply depends
+on it (psfleet_server.durability.records encodes it), and replaying all decisions gives the same state again.
+Outcomes are replies to calls, which the code around the coordinator sends.
 """
 
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ class Heartbeat:
     """Heartbeat of a worker or of a server.
 
     Attributes:
-        index: Seat of the worker, or number of the server.
+        index: Number of the worker or of the server.
         server: True for a server.
-        incarnation: Incarnation of the worker.
-        boot: Number of the process.
+        incarnation: Number of the worker's incarnation, which the registration has assigned.
+        boot: Random number that identifies the process.
         step: Last push or round of the worker, or last closed round of the server.
-        snapshot: Number of the last snapshot that the worker has heard of.
+        snapshot: Number of the last snapshot whose request the worker has received.
     """
 
     index: int
@@ -48,12 +48,13 @@ class Heartbeat:
 
 @dataclass
 class WorkerRequests:
-    """Requests to every worker, which stand until they are withdrawn.
+    """Requests to every worker. A request is repeated in every reply until the caller clears it.
 
     Attributes:
-        snapshot: Number of the snapshot to mark, and its view. Sent in replies to heartbeats.
+        snapshot: Number of the snapshot that workers have to mark, and the view it belongs to. Sent in
+            replies to heartbeats.
         complete: Number and folder of the newest complete snapshot of the job. Sent in replies to heartbeats.
-        mode_request: The mode request from outside, which is announced at the next barrier.
+        mode_request: The request of `psfleet mode`, which the next barrier announces.
     """
 
     snapshot: tuple[int, int] | None = None
@@ -63,16 +64,17 @@ class WorkerRequests:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """Reply to a worker's registration: the worker has a seat.
+    """Reply to a worker's registration: the worker is a member of the fleet.
 
     Attributes:
-        call: The call to answer.
-        incarnation: Number of the incarnation.
-        first: First round in which the incarnation counts.
+        call: The call to reply to.
+        incarnation: Number that identifies this process as the worker's present one (*incarnation*). The
+            numbers grow over all workers.
+        first: First round in which the servers expect pushes of this process.
         view: Number of the last view.
         completed: Number of completed collectives.
-        switch: Last mode switch among them, or None. Perhaps no server has made it yet.
-        progress: Loop position of the seat's earlier incarnations, or empty.
+        switch: Last mode switch among these collectives, or None. Perhaps no server has applied it yet.
+        progress: Loop position that an earlier process of the same worker has reached, or empty.
     """
 
     call: Call
@@ -85,20 +87,20 @@ class Registration:
 
 
 class TermStarted(Message, frozen=True):
-    """Decision that a process is the coordinator from now on, in this term. Terms count from 1."""
+    """Decision that a process becomes the coordinator for this term. Terms are numbered from 1."""
 
     term: int
 
 
 class ViewDecided(Message, frozen=True):
-    """Decision on a view, with the membership and data dispatch that belong to it."""
+    """Decision on a view (a numbered membership), with the members and the distribution of data under it."""
 
     members: Membership
     dispatch: DataDispatch
 
 
 class WorkerLeft(Message, frozen=True):
-    """Decision that a worker has left and takes part in no more collectives."""
+    """Decision that a worker has finished its script and takes part in no more collectives."""
 
     worker: int
     incarnation: int
@@ -106,7 +108,7 @@ class WorkerLeft(Message, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PendingMessage:
-    """Message that is due to a server, for the process with number `boot`, or 0 if that is not known yet."""
+    """Message to a server. `boot` identifies the server's process, or is 0 if that is not known yet."""
 
     server: int
     boot: int
@@ -122,6 +124,6 @@ Decision = (
     | LeaseGranted
     | DatasetEnded
 )
-"""A durable change of the coordinator."""
+"""A durable change of the coordinator's state, and one record of the log."""
 
 Outcome = CollectiveReply | SendError | Registration

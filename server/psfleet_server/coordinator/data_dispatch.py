@@ -1,10 +1,11 @@
-"""Distributes the samples of datasets to workers: by a plan of rounds in sync mode, else by leases.
+"""Distributes the samples of datasets to workers: by a plan of rounds in sync mode, otherwise by leases.
 
 In sync mode a dataset's plan says which worker has which samples in which round
-(psfleet.core.engine.round_plan). In other modes a worker asks for one lease after another, and what a dead
-worker has not used of its leases goes back to the pool. A dataset has ended when its pool is empty and all
-leases were reported as used up. When the fleet switches between rounds and leases, the unused samples are
-distributed again. Pure: requests come in, decisions come out, which take effect once they are in the log.
+(psfleet.core.engine.round_plan). In other modes a worker requests one *lease* of samples after another. If
+the worker dies, the samples of its leases that it has not used go back to the pool. A dataset ends when its
+pool is empty and all its leases are reported as used up. When the fleet switches between rounds and leases,
+the unused samples are distributed again. Pure: requests come in, decisions come out, which take effect once
+they are in the log.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,17 +32,19 @@ class DatasetRequest:
     """A worker's request for data of its `number`-th dataset.
 
     Attributes:
-        size: Samples of an epoch.
-        batch: Samples of a worker's step, in sync mode of its part of a round.
+        number: Ordinal of the dataset in the script, from 1.
+        size: Number of samples in an epoch.
+        batch: Number of samples in a worker's step. In sync mode this is the worker's share of a round.
         epochs: Number of epochs.
-        seed: Seed of the order of samples, which is only compared.
-        round: In sync mode the worker's next round.
-        lease: In other modes the number of leases that the worker's incarnation has taken already.
+        seed: Seed of the order of samples. Server 0 only checks that all workers use the same seed.
+        round: In sync mode the worker's next round, otherwise 0.
+        lease: In other modes the number of leases that the worker's process has received already.
         used: Number of these leases that are used up, with all pushes acknowledged.
+        group: Number of processes (pipeline stages) that make up one worker. The first of them requests the
+            data for all.
         known: Number of these leases that server 0 knows from pushes to be used up.
-        group: Number of seats of a worker that is cut into stages. The first seat has data for all.
-        parts: Number of parts of the source that this worker has found. The number that the first request
-            for the dataset brings counts for all workers. 0 means that no parts are added later.
+        parts: Number of parts of a growing source that this worker has found. The number in the first request
+            for the dataset applies to all workers. 0 means that no parts are added later.
     """
 
     number: int
@@ -70,7 +73,7 @@ class DatasetRequest:
 
     @property
     def all(self) -> Range:
-        """Range of all positions of the dataset."""
+        """Range of all positions of the dataset, over all epochs."""
         return (0, self.size * self.epochs)
 
     @property
@@ -80,27 +83,30 @@ class DatasetRequest:
 
     @property
     def same(self) -> tuple[int, ...]:
-        """Fields that must be equal for all workers."""
+        """Fields that must be equal in the requests of all workers."""
         return (self.size, self.batch, self.epochs, self.seed)
 
     def extends(self, other: "DatasetRequest") -> bool:
-        """Return whether this request begins with the epochs of the other one. Batches may differ."""
+        """Return whether this request is for the same samples with at least as many epochs.
+
+        Batches may differ.
+        """
         return (self.size, self.seed) == (other.size, other.seed) and self.epochs >= other.epochs
 
     def takers(self, seats: Iterable[int]) -> tuple[int, ...]:
-        """Return those of the seats that get data, in order."""
+        """Return the workers among `seats` that request data, ascending: the first stage of each group."""
         return tuple(sorted(seat for seat in seats if seat % self.group == 0))
 
 
 class DatasetBegun(Message, frozen=True):
-    """Decision that a dataset is handed out from now on, in sync mode by `plan`."""
+    """Decision to begin distributing a dataset, in sync mode by `plan`."""
 
     request: DatasetRequest
     plan: RoundPlan | None
 
 
 class LeaseGranted(Message, frozen=True):
-    """Decision that an incarnation gets one more lease of a dataset, and has used up the first `used`."""
+    """Decision to grant a worker process one more lease. It has used up its first `used` leases."""
 
     incarnation: int
     dataset: int
@@ -116,7 +122,12 @@ class DatasetEnded(Message, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TornStep:
-    """An incarnation died within a push: servers hold different last pushes of it (TORN_STEP)."""
+    """A push that only some servers have, because its worker died while sending it (TORN_STEP in the log).
+
+    Attributes:
+        worker, incarnation: The worker, and the number of its process.
+        sequences: For each server, the number of the last push that the server has.
+    """
 
     worker: int
     incarnation: int
@@ -125,13 +136,13 @@ class TornStep:
 
 @dataclass(frozen=True, slots=True)
 class SeatPosition:
-    """Position of a seat when the fleet switches between rounds and leases, with nothing in flight.
+    """Progress of a worker when the fleet switches between rounds and leases, with no push in flight.
 
     Attributes:
-        incarnation: The seat's incarnation.
-        first: In sync mode the first round in which the incarnation counts.
-        round: In sync mode the last round that the incarnation has pushed.
-        position: In other modes the leases that are used up, and the samples used of the next one.
+        incarnation: Number of the worker's present process.
+        first: In sync mode the first round in which the process takes part.
+        round: In sync mode the last round that the process has pushed.
+        position: In other modes the number of leases used up, and of samples used of the next lease.
     """
 
     incarnation: int
@@ -142,12 +153,12 @@ class SeatPosition:
 
 @dataclass
 class Leases:
-    """Leases of one incarnation. Only the number of used leases is kept.
+    """Leases of one worker process. Used leases are dropped and only counted.
 
     Attributes:
-        forgotten: Number of used leases that are no longer kept.
-        kept: Dataset and samples of each later lease.
-        confirmed: Number of leases that the worker reports as used, with all pushes acknowledged.
+        forgotten: Number of used leases that were dropped.
+        kept: Dataset number and samples of each lease that is still kept.
+        confirmed: Number of leases that the worker has reported as used, with all pushes acknowledged.
     """
 
     forgotten: int = 0
@@ -156,7 +167,7 @@ class Leases:
 
     @property
     def count(self) -> int:
-        """Number of leases so far."""
+        """Number of leases granted so far."""
         return self.forgotten + len(self.kept)
 
     def forget(self, number: int) -> None:
@@ -166,7 +177,7 @@ class Leases:
         self.forgotten += count
 
     def left(self, position: Position) -> list[tuple[int, tuple[Range, ...]]]:
-        """Return dataset and samples of each lease that an incarnation at `position` has not used."""
+        """Return dataset number and remaining samples of each lease not used up at `position`."""
         used, offset = position
         return [
             (dataset, part(ranges, offset if number == used else 0, length(ranges)))
@@ -180,12 +191,12 @@ class DispatchedDataset:
     """State of one dataset.
 
     Attributes:
-        request: The request that began it.
-        plan: Plan of its rounds, or None if it is leased.
-        pool: Samples that are not leased, if it is leased.
+        request: The request that began the dataset.
+        plan: Plan of its rounds, or None if samples are leased.
+        pool: Samples that are not leased yet. Empty if the dataset has a plan.
         ended: True once all samples have been used.
-        resumed: True if the pool is what an earlier job or another mode has left. The next request then says
-            how these samples are distributed, and whether there are further epochs.
+        resumed: True if the pool holds leftover samples of an earlier job or of another mode. The next
+            request then decides whether they are planned or leased, and may add epochs.
     """
 
     request: DatasetRequest
@@ -195,7 +206,7 @@ class DispatchedDataset:
     resumed: bool = False
 
     def pool_for(self, request: DatasetRequest) -> list[Range]:
-        """Return what is left of the dataset, with the further epochs of a request that extends it."""
+        """Return the unused samples of the dataset, and the epochs that the request adds."""
         unused = self.pool if self.plan is None else self.plan.unused(request.round - 1)
         low, high = self.request.all[1], request.all[1]
         return [*unused, (low, high)] if low < high else [*unused]
@@ -207,11 +218,10 @@ class DataDispatch:
 
     Attributes:
         datasets: Datasets in the order in which scripts use them.
-        leases: Leases by incarnation.
-        torn: Steps that only some servers have.
-        inherited: Numbers of the datasets that the resumed job had begun and that no worker has asked for
-            since. The first request for such a dataset may ask for further epochs. Not part of logs and
-            snapshots.
+        leases: Leases by number of the incarnation (worker process).
+        torn: Pushes that only some servers have.
+        inherited: Numbers of the datasets that the resumed job had begun and that no worker has requested
+            since. The first request for such a dataset may add epochs. Not part of logs and snapshots.
     """
 
     datasets: list[DispatchedDataset] = field(default_factory=list)
@@ -222,12 +232,10 @@ class DataDispatch:
         self.inherited: frozenset[int] = frozenset()
 
     def samples_left(self, closed: int) -> int:
-        """Return the number of samples that no worker has had yet.
-
-        Returns 0 if a dataset continues until the script stops.
+        """Return the number of samples that no worker has received yet, or 0 if a dataset never ends.
 
         Args:
-            closed: In sync mode the last closed round.
+            closed: Last closed round, which matters in sync mode only.
         """
         if any(dataset.request.is_endless for dataset in self.datasets):
             return 0
@@ -239,11 +247,11 @@ class DataDispatch:
     def begin(
         self, request: DatasetRequest, first_of: Mapping[int, int] | None
     ) -> DatasetBegun | None:
-        """Return the decision to begin a dataset, or None if it has begun.
+        """Return the decision to begin a dataset, or None if the dataset has begun.
 
         Args:
             request: A worker's request.
-            first_of: In sync mode the first round in which each seat of the fleet counts, else None.
+            first_of: In sync mode the first round in which each worker takes part, otherwise None.
 
         Raises:
             UsageError: Another worker uses a different dataset under this number.
@@ -283,7 +291,7 @@ class DataDispatch:
         return DatasetBegun(request, _plan(request, first_of, (request.all,)))
 
     def inherit(self) -> None:
-        """Let the first request for each dataset ask for further epochs, after a job was resumed."""
+        """Allow the first request for each dataset to add epochs. Call it after a job was resumed."""
         self.inherited = frozenset(range(1, len(self.datasets) + 1))
 
     def _hand_out(self, number: int) -> None:
@@ -292,7 +300,11 @@ class DataDispatch:
     def lease(
         self, request: DatasetRequest, incarnation: int, live: Iterable[int]
     ) -> LeaseGranted | DatasetEnded | None:
-        """Return the next decision for a worker's request, or None if it has its lease or must wait."""
+        """Return the next decision for a worker's request.
+
+        Returns None if the worker has the requested lease already, or must wait for other workers to finish
+        theirs.
+        """
         dataset = self.datasets[request.number - 1]
         leases = self.leases.setdefault(incarnation, Leases())
         leases.confirmed = max(request.used, leases.confirmed)
@@ -300,7 +312,7 @@ class DataDispatch:
             return None
         if dataset.pool:
             low, high = dataset.pool[0]
-            # A lease ends with its epoch: positions count on through all epochs.
+            # A lease does not cross the end of its epoch. Positions are numbered through all epochs.
             end = (low // request.size + 1) * request.size
             samples = (low, min(high, end, low + _STEPS * request.batch))
             return LeaseGranted(
@@ -309,12 +321,12 @@ class DataDispatch:
         return None if any(map(self.is_open, live)) else DatasetEnded(request.number)
 
     def is_open(self, incarnation: int) -> bool:
-        """Return whether the incarnation has a lease that is not confirmed to be used up."""
+        """Return whether the worker process has a lease that is not confirmed to be used up."""
         leases = self.leases.get(incarnation, Leases())
         return max(leases.confirmed, leases.forgotten) < leases.count
 
     def take(self, decision: DatasetBegun | LeaseGranted | DatasetEnded) -> None:
-        """Let a decision take effect."""
+        """Apply a decision."""
         match decision:
             case DatasetBegun(request, plan):
                 pool = [request.all]
@@ -334,13 +346,20 @@ class DataDispatch:
                     del pool[0]
             case DatasetEnded(number):
                 self.datasets[number - 1].ended = True
-                # No lease is of a later dataset, because no worker gets samples of one before this has ended.
+                # No worker gets samples of a later dataset before this one has ended, so every lease belongs
+                # to this dataset or to earlier ones.
                 self._forget_all()
 
     def change(
         self, closed: int, seats: Sequence[int], counts_in: Callable[[int, int], bool]
     ) -> None:
-        """Plan again after a change of the members (sync mode)."""
+        """Plan the coming rounds again after workers have joined or left (sync mode).
+
+        Args:
+            closed: Last closed round. Rounds up to `closed + LOOKAHEAD` keep their plan.
+            seats: Numbers of the workers from now on.
+            counts_in: Returns whether a worker, by number, takes part in a round.
+        """
         for dataset in self.datasets:
             if dataset.plan is not None:
                 dataset.plan = dataset.plan.changed(
@@ -348,11 +367,12 @@ class DataDispatch:
                 )
 
     def left(self, closed: int, positions: Mapping[int, tuple[int, int]]) -> "DataDispatch":
-        """Return the data for a job with other workers: every sample that this one has not used.
+        """Return the data for a job with another number of workers: every sample that this job has not used.
 
         Args:
             closed: Last closed round of this job.
-            positions: By incarnation the leases that are used up, and the samples used of the next one.
+            positions: For each worker process, the number of leases used up, and of samples used of the next
+                lease.
         """
         dispatch = DataDispatch()
         for dataset, pool in zip(self.datasets, self._pools(positions), strict=True):
@@ -363,14 +383,14 @@ class DataDispatch:
         return dispatch
 
     def turn(self, to_rounds: bool, positions: Mapping[int, SeatPosition]) -> None:
-        """Distribute all unused samples in rounds from now on, or by leases.
+        """Distribute all unused samples again, in rounds or by leases.
 
-        A round may have closed without a worker that had already come to the collective. Its samples of that
-        round are not used.
+        A round may have closed without a worker that already waited at the mode switch. Its samples of that
+        round are not used, and go back to the pool.
 
         Args:
             to_rounds: True if the fleet switches to rounds, False if it switches to leases.
-            positions: Positions of the present incarnations, by seat.
+            positions: Progress of each worker.
         """
         pools = self._pools({at.incarnation: at.position for at in positions.values()})
         closed = max((at.round for at in positions.values()), default=0)
@@ -379,8 +399,8 @@ class DataDispatch:
             if dataset.ended or (plan is None) != to_rounds:
                 continue
             if plan is not None:
-                # `missed`: samples of rounds that have closed without a seat that had already come to the
-                # collective. They go back to the pool, as those of later rounds do.
+                # `missed`: samples of rounds that have closed without a worker that already waited at the
+                # mode switch. They go back to the pool, together with the samples of later rounds.
                 gaps = [
                     plan.missed(seat, max(at.round, at.first - 1), closed)
                     for seat, at in positions.items()
@@ -393,7 +413,7 @@ class DataDispatch:
             self._forget_all()
 
     def _pools(self, positions: Mapping[int, Position]) -> list[list[Range]]:
-        """Return by dataset the samples that are not leased or not used of its leases."""
+        """Return, for each dataset, the samples that are not leased, and the unused samples of its leases."""
         pools = [list(dataset.pool) for dataset in self.datasets]
         for incarnation, leases in self.leases.items():
             for number, ranges in leases.left(positions.get(incarnation, (0, 0))):
@@ -405,9 +425,10 @@ class DataDispatch:
             leases.forget(leases.count)
 
     def give_back(self, worker: int, incarnation: int, reports: Mapping[int, ViewReport]) -> None:
-        """Return the unused samples of an incarnation that is over to the pool.
+        """Return the unused samples of a worker process that has ended to the pool.
 
-        The server that has most of its pushes says how far it was. If servers differ, the step is torn.
+        The server that has most of the worker's pushes defines how many samples were used. If servers differ,
+        the last push is noted as torn.
         """
         reports_of_it = {
             server: report
@@ -421,12 +442,15 @@ class DataDispatch:
             (report.positions.get(worker, (0, 0)) for report in reports_of_it.values()),
             default=(0, 0),
         )
-        # To the front of the pool and in reverse, so that the pool keeps the order of the dataset.
+        # Insert at the front of the pool and in reverse, so that the pool keeps the order of the dataset.
         for number, ranges in reversed(self.leases.pop(incarnation, Leases()).left(position)):
             self.datasets[number - 1].pool[:0] = ranges
 
     def leased(self, request: DatasetRequest, incarnation: int) -> tuple[Range, ...] | None:
-        """Return the requested lease, nothing if the dataset has ended, or None if the worker has to wait."""
+        """Return the samples of the requested lease.
+
+        Returns an empty tuple if the dataset has ended, and None if the worker has to wait.
+        """
         leases = self.leases.get(incarnation, Leases())
         if request.lease < leases.forgotten:
             raise Gap(
@@ -441,9 +465,9 @@ class DataDispatch:
 
 
 def _reached(worker: int, reports: Mapping[int, ViewReport]) -> dict[int, int]:
-    """Return by server the last push of an incarnation that the server has.
+    """Return, for each server, the last push of a worker process that the server has.
 
-    Later pushes that were not sent to a server count as if the server had them.
+    Later pushes that had nothing for a server are treated as if the server had them.
     """
     sequences = {server: report.sequences.get(worker, 0) for server, report in reports.items()}
     lasts = reports[0].addressed.get(worker, ()) if 0 in reports else ()
@@ -456,9 +480,12 @@ def _reached(worker: int, reports: Mapping[int, ViewReport]) -> dict[int, int]:
 def _plan(
     request: DatasetRequest, first_of: Mapping[int, int], stream: tuple[Range, ...]
 ) -> RoundPlan:
-    """Plan the samples of `stream`, from the worker's round on, for each seat from its first round on."""
-    # The plan gets an entry for each round in which a seat begins to count. An entry distributes all samples
-    # that the entries before it have not used by then.
+    """Return the plan that distributes the samples of `stream`, beginning with the round of the request.
+
+    Each worker gets samples from the first round in which it takes part (`first_of`).
+    """
+    # The plan gets an entry for each round in which a worker begins to take part. An entry distributes all
+    # samples that the entries before it have not used by then.
     begins = sorted({max(request.round, first) for first in first_of.values()})
     plan = RoundPlan(request.size, request.batch)
     for begin in begins:
@@ -472,7 +499,7 @@ def _plan(
 
 
 def torn_words(torn: Sequence[TornStep]) -> list[str]:
-    """Describe, for people, the steps that only some servers have."""
+    """Describe in words, for the job's log, the pushes that only some servers have."""
     return [
         f"TORN_STEP: worker {step.worker} died between servers; of its pushes they hold "
         + ", ".join(f"server {server} {last}" for server, last in sorted(step.sequences.items()))

@@ -1,8 +1,10 @@
-"""Membership of the fleet: seats, their incarnations, and how the next view follows from servers' reports.
+"""Membership of the fleet: the workers, their processes, and the next view computed from servers' reports.
 
-A worker process may have reported to some servers only before it died. So a change first freezes all servers,
-and `Membership.decide` combines their reports: which pushes of an ended incarnation count, and from which
-round on its successor does. docs/protocol.md has the rules. Pure: reports in, the next membership out.
+A *seat* is a worker's numbered position in the fleet. The processes that occupy it in turn are its
+*incarnations*. A worker process may have reported to some servers only before it died. So a change of members
+first freezes all servers. `Membership.decide` then combines their reports and decides two things: which
+pushes of an ended incarnation count, and in which round its successor begins. docs/protocol.md has the rules.
+Pure: reports in, the next membership out.
 """
 
 from dataclasses import dataclass, field
@@ -23,17 +25,18 @@ _MOST_SEATS = 1 << 16
 
 @dataclass
 class Seat:
-    """Seat of one worker, which several processes may take in turn.
+    """Position of one worker in the fleet (its rank), which several processes may occupy in turn.
 
     Attributes:
-        boot: Number of the process in the seat, or 0 if none has come yet.
-        earlier: Processes that had the seat before.
-        incarnations: Rounds of the seat's incarnations, the present one last. A seat without a present
-            incarnation is removed.
-        left: True if the present incarnation has left in order.
-        rests: Number of collectives for which the present incarnation no longer has to rest.
-        progress: Loop position that the last incarnation reported when it ended. Empty means that the next
-            incarnation starts from the beginning.
+        boot: Random number that identifies the process in the seat, or 0 if no process has come yet.
+        earlier: Numbers of the processes that occupied the seat before.
+        incarnations: The first and last round of each process of the seat; the last entry is the present
+            process. A seat without a present process is removed from the fleet.
+        left: True if the present process has finished its script.
+        rests: Number of collectives at which the present process no longer has to rest, that is, to wait
+            while rounds close without it.
+        progress: Loop position that the last process reported when it ended. Empty means that the next
+            process starts from the beginning.
     """
 
     boot: int = 0
@@ -45,7 +48,10 @@ class Seat:
 
     @property
     def present(self) -> Incarnation | None:
-        """The present incarnation, which may have no process yet, or None if the seat is removed."""
+        """The present incarnation, or None if the seat is removed.
+
+        A seat that waits for its first process has an incarnation with number 0.
+        """
         return (
             self.incarnations[-1]
             if self.incarnations and self.incarnations[-1].last is None
@@ -54,18 +60,19 @@ class Seat:
 
     @property
     def incarnation(self) -> int:
-        """Number of the present incarnation, or 0 if no process has the seat."""
+        """Number of the present incarnation, or 0 if no process occupies the seat."""
         return self.present.incarnation if self.present is not None else 0
 
 
 @dataclass
 class ViewChange:
-    """A change of the view that is under way: servers are freezing.
+    """A change of members that is under way, while the servers freeze and report.
 
     Attributes:
-        joining: By seat the process that takes it.
+        view: Number of the view (numbered membership) that will result.
+        joining: For each seat that a new process takes, the number of the process.
         removed: Seats that are removed unless a new process takes them.
-        ended: By seat the incarnation that ends.
+        ended: For each seat whose process ends, the number of its incarnation.
         reports: Reports of the servers that are frozen.
     """
 
@@ -78,12 +85,12 @@ class ViewChange:
 
 @dataclass
 class Membership:
-    """Seats of the fleet, and the number of the view that was decided last.
+    """All seats (numbered worker positions) of the fleet, as of the last decided view.
 
     Attributes:
         seats: Seats by number. The first ones are those that the fleet was started for.
-        incarnations: Number of incarnations so far.
-        view: Number of the last decided view (`Coordinator`: the term, then the changes within it).
+        incarnations: Number of worker processes that have been members so far.
+        view: Number of the last decided view (the coordinator's term, then the changes within the term).
         closed: Highest closed round that a server reported for that view.
         sync: True if the fleet trains in rounds.
     """
@@ -98,7 +105,11 @@ class Membership:
         self._present: tuple[int, ...] | None = None  # computed again after a change
 
     def present(self) -> tuple[int, ...]:
-        """Seats that are not removed and have not left, taken or not, in order."""
+        """Return the numbers of all workers that take part, in ascending order.
+
+        A seat whose process has not come yet is included. Removed seats and workers that have finished are
+        not.
+        """
         if self._present is None:
             self._present = tuple(
                 sorted(
@@ -110,12 +121,12 @@ class Membership:
         return self._present
 
     def leave(self, index: int) -> None:
-        """Note that the seat's present incarnation has left in order."""
+        """Note that the seat's present process has finished its script."""
         self.seats[index].left = True
         self._present = None
 
     def first_rounds(self) -> dict[int, int]:
-        """Return by seat the first round or push of the present incarnation."""
+        """Return, for each seat, the first round or push that counts for its present process."""
         incarnations = {index: self.seats[index].present for index in self.present()}
         return {
             index: incarnation.first
@@ -124,12 +135,12 @@ class Membership:
         }
 
     def seat_for(self, worker: int, boot: int, workers: int, seats: int) -> Seat | None:
-        """Return the seat that a process wants, or None if that seat is a new one.
+        """Return the seat that a process registers for, or None if the seat is a new one.
 
         Args:
             worker: Number of the seat.
-            boot: Number of the process.
-            workers: Number of workers for which the process was started.
+            boot: Random number that identifies the process.
+            workers: Number of workers that the process was started for.
             seats: Number of workers that the servers were started for.
 
         Raises:
@@ -149,16 +160,16 @@ class Membership:
         return seat
 
     def counts_in(self, index: int, number: int) -> bool:
-        """Return whether a seat is a member of a round."""
+        """Return whether the worker in seat `index` takes part in round `number`."""
         seat = self.seats.get(index)
         return seat is not None and member(seat.incarnations, number) is not None
 
     def decide(self, change: ViewChange, collectives: int) -> None:
-        """Apply a change for which every server has reported.
+        """Apply a change of members for which every server has reported.
 
         Args:
             change: The change, with the reports of all servers.
-            collectives: Number of completed collectives, at which new incarnations do not rest.
+            collectives: Number of completed collectives. New processes do not rest at these.
         """
         reports = list(change.reports.values())
         self._present = None
@@ -176,7 +187,7 @@ class Membership:
             seat = self.seats.setdefault(index, Seat(incarnations=[]))
             self._begin(seat, boot, collectives, follows=index not in vacant, over=index in over)
         # A server that is behind still closes rounds from `lowest` on, and needs to know who was a member of
-        # them. Incarnations that ended before are no longer needed.
+        # these rounds. Incarnations that ended before `lowest` are no longer needed.
         lowest = min(report.closed for report in reports)
         for seat in self.seats.values():
             seat.incarnations = [
@@ -186,7 +197,7 @@ class Membership:
             ]
 
     def _note(self, index: int, seat: Seat, reports: list[ViewReport]) -> None:
-        """Note that an incarnation has left or rested, even if it told only some of the servers."""
+        """Note that a worker has left or rested, even if its message reached only some of the servers."""
         own_reports = [
             report for report in reports if report.incarnations.get(index) == seat.incarnation
         ]
@@ -195,9 +206,9 @@ class Membership:
             seat.rests = max([seat.rests, *(report.rests.get(index, 0) for report in own_reports)])
 
     def _end(self, seat: Seat, index: int, reports: list[ViewReport]) -> None:
-        """End the present incarnation of a seat, with the last push that any server knows to be committed.
+        """End the present incarnation of a seat with the last push that any server knows to be committed.
 
-        A worker commits a push only when every server holds it, so every server can close that round.
+        A worker commits a push only when every server holds the push, so every server can close that round.
         """
         incarnation = seat.present
         if incarnation is None:
@@ -215,17 +226,18 @@ class Membership:
     def _begin(self, seat: Seat, boot: int, collectives: int, *, follows: bool, over: bool) -> None:
         """Begin an incarnation in a seat, if possible in the round after its predecessor's last one.
 
-        If that round has closed without the seat, or the samples of the seat were given to other workers, a
-        new incarnation in sync mode counts only from the first round whose plan is not final yet.
+        In sync mode there are two exceptions: that round has closed without the seat, or the samples of the
+        seat were given to other workers. The new incarnation then takes part from the first round whose plan
+        can still change.
 
         Args:
             seat: The seat.
-            boot: Number of the process.
+            boot: Random number that identifies the process.
             collectives: Number of completed collectives.
-            follows: The seat was not removed before this change, so its samples are still its own.
-            over: The predecessor has left every server and is done with its script, so the new incarnation
-                starts from the beginning. A predecessor that died while it was leaving had nothing else to
-                do, so its position stays.
+            follows: True if the seat was not removed before this change, so its samples still belong to it.
+            over: True if the predecessor has left every server. The predecessor has then finished its script,
+                and the new incarnation starts from the beginning. If the predecessor died while it was
+                leaving, its loop position stays.
         """
         self.incarnations += 1
         last = seat.incarnations[-1].last if seat.incarnations and follows else None
@@ -240,7 +252,7 @@ class Membership:
         seat.boot, seat.left, seat.rests = boot, False, collectives
 
     def install(self) -> InstallView:
-        """Return the instruction that installs this membership on servers."""
+        """Return the message that installs this membership on servers."""
         return InstallView(
             self.view,
             {
@@ -253,7 +265,13 @@ class Membership:
 
 
 def _furthest(index: int, incarnation: int, reports: list[ViewReport]) -> str:
-    """Return the script position of the incarnation's last push that counts, or empty if none came."""
+    """Return the loop position that came with the incarnation's last push, or empty if there was none.
+
+    Args:
+        index: Number of the worker.
+        incarnation: Number of the worker's ended process.
+        reports: Reports of all servers.
+    """
     own_reports = [report for report in reports if report.incarnations.get(index) == incarnation]
     ahead = max(
         own_reports,

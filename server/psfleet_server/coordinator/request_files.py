@@ -1,6 +1,6 @@
-"""Reads the files in which users ask a running job for another mode or another number of servers.
+"""Reads the files in which users request another mode or another number of servers from a running job.
 
-`psfleet mode` and the launcher write these files to the job's folder, and server 0 reads them when they have
+`psfleet mode` and the launcher write these files to the job's folder, and server 0 reads a file when it has
 changed. A file that cannot be read is ignored with a line in the log, so that training continues.
 """
 
@@ -25,7 +25,7 @@ _Request = TypeVar("_Request")
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequest:
-    """Request for a fleet of these servers. Each request has a higher number than the one before."""
+    """Request to continue with the servers at these endpoints. Later requests have a higher number."""
 
     number: int
     endpoints: tuple[str, ...]
@@ -40,7 +40,7 @@ class Scaling:
 
     Attributes:
         endpoints: Endpoints of all servers, or empty if their number has not changed since the start.
-        request: The last request; callers set it.
+        request: The last request, set by callers, or None.
         moving: The request that is being carried out, or None.
         done: Number of the last request that was carried out or given up.
     """
@@ -56,16 +56,20 @@ class Scaling:
         return self.moving is None and self.request is not None and self.request.number > self.done
 
     def admit(self, decision: Decision) -> None:
-        """Refuse a decision while rows move, because the state of server 0 then goes into its next log."""
+        """Refuse decisions of the coordinator while rows move: they would be missing in the next log.
+
+        Raises:
+            NotReady: Rows are moving.
+        """
         if self.moving is not None and not isinstance(decision, TermStarted):
             raise rows_move(0)
 
     def begin(self) -> None:
-        """Start the move: all workers have come to a collective, which is not answered until it ends."""
+        """Start the move. All workers wait in a collective, which gets its reply only when the move ends."""
         self.moving = self.request
 
     def end(self, endpoints: tuple[str, ...] = ()) -> None:
-        """End the move. The fleet now has these servers, or those of before if `endpoints` is empty."""
+        """End the move. `endpoints` are the servers from now on, or empty if nothing has changed."""
         assert self.moving is not None
         self.done, self.moving = self.moving.number, None
         self.endpoints = endpoints or self.endpoints
@@ -78,19 +82,22 @@ class _RequestFile(Generic[_Request]):
         folder: Folder of the job, or None if the job cannot get requests.
         name: Name of the file.
         read: Returns the request in the folder.
-        what: Beginning of the line in the log that says why a request is ignored.
+        warning_start: Beginning of the line in the log that says why a request is ignored.
     """
 
     def __init__(
-        self, folder: Path | None, name: str, read: Callable[[Path], _Request], what: str
+        self, folder: Path | None, name: str, read: Callable[[Path], _Request], warning_start: str
     ) -> None:
-        self._folder, self._name, self._read, self._what = folder, name, read, what
+        self._folder, self._name, self._read, self._what = folder, name, read, warning_start
         self._seen = 0
         self._request: _Request | None = None
         self._lock = threading.Lock()
 
     def look(self) -> _Request | None:
-        """Return the last request; ignore one that cannot be read, with a line in the log."""
+        """Return the last request, or None.
+
+        A request that cannot be read is ignored, with a line in the log.
+        """
         if self._folder is None:
             return None
         with self._lock:
@@ -110,7 +117,7 @@ class _RequestFile(Generic[_Request]):
 
 
 class ModeRequestFile(_RequestFile[ModeRequest]):
-    """Reads the requests of `psfleet mode`, and confirms that the workers have received one.
+    """Reads the requests of `psfleet mode`, and writes the confirmation that the workers have received one.
 
     Args:
         folder: Folder of the job, or None if the job cannot get mode requests.
@@ -121,7 +128,7 @@ class ModeRequestFile(_RequestFile[ModeRequest]):
         self._told = 0
 
     def told(self, number: int) -> None:
-        """Record that workers know the mode request of this number."""
+        """Confirm to `psfleet mode` that workers have received the mode request of this number."""
         with self._lock, contextlib.suppress(OSError):  # a full disk is no reason to fail a barrier
             if self._folder is None or self._request is None or number == self._told:
                 return
@@ -131,7 +138,7 @@ class ModeRequestFile(_RequestFile[ModeRequest]):
 
 
 class ScaleRequestFile(_RequestFile[ScaleRequest]):
-    """Reads the file that the launcher writes when the servers of another number have started.
+    """Reads the file that the launcher writes once the servers for a new number of servers have started.
 
     Args:
         folder: Folder of the job, or None if the number of servers cannot change.
@@ -141,7 +148,7 @@ class ScaleRequestFile(_RequestFile[ScaleRequest]):
         super().__init__(folder, SCALE_READY, _scale_request, "the servers that were started are")
 
     def take(self, number: int) -> None:
-        """Remove the file of a request that was carried out or given up, unless it holds a later one."""
+        """Remove the file of a request that has ended. A file with a later request stays."""
         if self._folder is not None:
             # The file may be gone already, because the launcher has given the request up.
             with contextlib.suppress(OSError, FrameError):
@@ -149,10 +156,13 @@ class ScaleRequestFile(_RequestFile[ScaleRequest]):
                     (self._folder / SCALE_READY).unlink()
 
     def ask(self, servers: int) -> None:
-        """Ask the launcher for another number of servers.
+        """Request another number of servers from the launcher.
+
+        Args:
+            servers: Number of servers from then on.
 
         Raises:
-            ConfigError: The job has no launcher, which would start the servers.
+            ConfigError: The job has no launcher that could start the servers.
         """
         if self._folder is None:
             raise ConfigError(

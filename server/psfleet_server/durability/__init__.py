@@ -1,4 +1,4 @@
-"""Durable state of a server: its log, its parts of snapshots, its standby's records, and recovery.
+"""Durable state of a server: its log, its files of snapshots, the records for its standby, and recovery.
 
-Start with `log`, the file format, and `recovery`, which replays a log.
+Start with `log`, which defines the file format, and `recovery`, which replays a log.
 """

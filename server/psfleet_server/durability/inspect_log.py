@@ -4,8 +4,8 @@
     python -m psfleet_server.durability.inspect_log replay PATH SNAPSHOTS SAVE
 
 `verify` checks every byte and counts the records. `replay` rebuilds the server's state, describes it, and
-saves the tables as a checkpoint if SAVE is given. PATH may be any file of the log. Nothing is written to
-the log.
+saves the tables as a checkpoint if SAVE is given. PATH may be any file of the log. The log itself is only
+read.
 """
 
 import re
@@ -23,7 +23,8 @@ from psfleet_server.durability.log import chained, files_of, read_header
 from psfleet_server.durability.records import name_of
 from psfleet_server.durability.recovery import restored
 
-# Most servers or workers that a header may name. A damaged header could otherwise ask for any memory.
+# Highest number of servers or workers that a header may have. Otherwise a damaged header could request any
+# amount of memory.
 _MOST = 2**20
 
 
@@ -31,7 +32,7 @@ def verify(path: str) -> str:
     """Check every byte of a log and describe its content.
 
     Raises:
-        LogError: It is damaged, or is no log.
+        LogError: The log is damaged, or the path is not a log.
     """
     first = _first(path)
     kinds: Counter[str] = Counter()
@@ -58,16 +59,16 @@ def _torn(size: int) -> str:
 
 
 def replay(path: str, snapshots: str = "", save: str = "") -> str:
-    """Describe a server after it has replayed a log.
+    """Rebuild a server's state from its log, and describe the state.
 
     Args:
         path: Path of the log, which is only read.
         snapshots: Folder or URL of the snapshots that files of the log begin with. Empty means the folder
-            beside the log.
-        save: Checkpoint to write the tables to, or empty to write none.
+            `snapshots` beside the log.
+        save: Path of a checkpoint to write the tables to, or empty to write none.
 
     Raises:
-        LogError: It is damaged, or says what cannot have been.
+        LogError: The log is damaged, or has a record that no server can have written.
     """
     first = _first(path)
     index, servers, workers = _whose(next(iter(files_of(first).values())))
@@ -90,7 +91,7 @@ def replay(path: str, snapshots: str = "", save: str = "") -> str:
 
 
 def _whose(path: Path) -> tuple[int, int, int]:
-    """Return the number of a log's server, and the numbers of servers and workers of its job."""
+    """Return the index of the log's server, and the numbers of servers and workers of its job."""
     header = read_header(path)
     server, servers, workers = header.server, header.servers, header.workers
     if not (server < servers <= _MOST and 0 < workers <= _MOST):

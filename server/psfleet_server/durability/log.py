@@ -1,20 +1,20 @@
-"""The log file of a server: records in order, each with its checksums.
+"""The log file of a server: records in the order in which they took effect, each with its checksums.
 
-A comment below describes every byte. The checksum of a record's head goes on from that of the head before it
-(the header's for the first), so that a record that is missing, doubled or moved is noticed.
+A comment below describes every byte. The checksum of a record's head continues the checksum of the head
+before (the file header's for the first record). A missing, repeated or moved record is therefore detected.
 
-A process that dies while it writes leaves the beginning of a record at the end of the file, a machine
-that loses power perhaps zeros. Such a torn tail is cut off: its record was never acknowledged. (A file that
-was cut later looks the same and cannot be told apart.) Any other difference from what was written is damage,
-and the log is refused.
+A process that dies while it writes leaves an incomplete record at the end of the file. A machine that loses
+power may leave zeros. Such a *torn tail* is cut off, because its record was never acknowledged. (A file that
+was truncated later looks the same and cannot be distinguished.) Any other difference from the written bytes
+is damage, and the log is refused.
 
 Each snapshot begins a new file, named after the snapshot's number. Its header says where the file before it
-ends (`after`), so that a missing file is noticed. Once the snapshot is complete, the earlier files are
+ends (`after`), so that a missing file is detected. Once the snapshot is complete, the earlier files are
 removed.
 
     server.0.log -> server.0.000007.log -> server.0.000008.log
 
-Open this file for how bytes reach the disk and are read back. `records.py` says what the records mean,
+Open this file to see how bytes reach the disk and are read back. `records.py` defines the records,
 `recovery.py` replays them, and `log_place.py` handles full disks and the page cache.
 """
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _log = log_of(__name__)
 
 VERSION = 2
-"""Version of a log's files, and of the records that a standby gets."""
+"""Version of the format of log files, and of the records that a standby receives."""
 
 # A file, little-endian:
 #
@@ -57,11 +57,11 @@ VERSION = 2
 #   record  | length u64 | crc of the body u32 | kind u8 | 3 zeros | chain u32 | body, `length` bytes |
 #   record  ...
 #
-# records.py says what the body of each kind is.
+# records.py defines the body of each kind.
 #
-# chain = crc32(the 16 bytes before it, going on from the chain of the record before). A head can thus be
-# trusted before its body is read: a wrong `length` would otherwise be taken for a torn tail, and good records
-# be cut off.
+# chain = crc32(the 16 bytes before it), continued from the chain of the record before. A head can thus be
+# trusted before its body is read. Without this check, a damaged `length` could look like a torn tail, and
+# valid records would be cut off.
 _MAGIC = b"PSFLOG\r\n"
 _NUMBER = struct.Struct("<I")
 _LENGTHS = struct.Struct("<III")
@@ -73,12 +73,12 @@ _MOST_PARTS = 512  # buffers for one writev call; IOV_MAX is 1024
 
 @dataclass(frozen=True)
 class LogAfter:
-    """Position at which the file before ends, and the next file continues.
+    """End of one log file, at which the next file continues.
 
     Attributes:
         snapshot: Number of the snapshot that the next file begins with.
-        chain: Checksum of the last head in the file before.
-        end: Bytes of the file before.
+        chain: Checksum of the last head in the earlier file.
+        end: Size of the earlier file in bytes.
     """
 
     snapshot: int
@@ -88,15 +88,15 @@ class LogAfter:
 
 @dataclass(frozen=True)
 class LogHeader:
-    """Identity of the server whose log a file is. A server refuses a log with another header.
+    """Identity of the server that a log file belongs to. A server refuses a log with another header.
 
     Attributes:
         job: Name of the job.
         server: Index of the server.
         servers: Number of servers in the fleet.
         workers: Number of workers that the fleet was started for.
-        block: Values in a block of a dense table; blocks are dealt out to servers.
-        after: Where the file goes on, or None if it is the first one.
+        block: Number of values in a block of a dense table. Blocks are distributed over the servers.
+        after: End of the earlier file that this one continues, or None for the first file.
     """
 
     job: str = ""
@@ -111,26 +111,26 @@ _FIRST = LogAfter(0, 0, 0)
 
 
 class ServerLog:
-    """Log that is open for appending.
+    """Log of a server, open for appending.
 
-    First call `recover` or `forget`; then `append` records, and `settle` before a reply depends on them. One
-    thread at a time appends, and the shard's lock sees to that. Any thread may call `settle`.
+    First call `recover` or `forget`. Then `append` records, and call `settle` before a reply depends on them.
+    Only one thread at a time may append, which the shard's lock guarantees. Any thread may call `settle`.
 
     Args:
-        path: First file of the log. It is made with `header` if the log has no file yet.
-        header: Identity of the log's server; a file of another server is refused.
-        fsync: If True, `settle` waits until records are on the disk. If False, records only survive the end
-            of this process, not of the machine.
+        path: First file of the log. It is created with `header` if the log has no file yet.
+        header: Identity of the server. Files of another server are refused.
+        fsync: If True, `settle` waits until records are on the disk. If False, records survive a crash of
+            this process, but not of the machine.
         tell: Shows a line on the console.
-        waits: First value of the attribute.
+        waits: Initial value of the attribute.
 
     Attributes:
-        waits: If True, a write waits while the disk is full instead of raising NoRoom. A server that is only
-            starting waits, because it has no caller to report to.
+        waits: If True, a write waits while the disk is full instead of raising NoRoom. A server that is
+            starting waits, because it has no caller to report an error to.
         first: Path of the first file, which may have been removed since.
-        path: File that is written now.
-        tracing: Makes spans of writes and syncs, or None if they are not traced.
-        torn: Bytes of the torn tail that `recover` has cut off.
+        path: Path of the file that is being written.
+        tracing: Records spans of writes and syncs, or None without tracing.
+        torn: Number of bytes of the torn tail that `recover` has cut off.
         syncs: Histogram of the durations of syncs to the disk, in ns.
     """
 
@@ -175,13 +175,13 @@ class ServerLog:
 
     @property
     def files(self) -> dict[int, Path]:
-        """Files of the log by the number of the snapshot that begins each, and 0 for the first file."""
+        """Files of the log, by number of the snapshot that begins each file. The first file has number 0."""
         return files_of(self.first)
 
     def recover(self, since: int = 0) -> Iterator[tuple[int, memoryview]]:
-        """Yield kind and body of every record, then cut off the torn tail and get ready for `append`.
+        """Yield kind and body of every record, then cut off the torn tail and prepare for `append`.
 
-        Read the iterator to its end: only then the tail is cut.
+        Read the iterator to its end. The tail is cut off only then.
 
         Args:
             since: Number of the snapshot whose file to begin with.
@@ -197,13 +197,17 @@ class ServerLog:
         if self.torn:
             os.ftruncate(self._file, self._end)
         os.lseek(self._file, self._end, os.SEEK_SET)
-        # Records of the earlier process may be in the page cache only. This process builds on them, so they
-        # must be as durable as its own.
+        # Records of the earlier process may be in the page cache only. New records build on them, so they
+        # must be as durable as the new ones.
         os.fsync(self._file)
         self._synced = self._end
 
     def forget(self) -> int:
-        """Start empty instead of calling `recover`: remove all records of the current file. Returns 0."""
+        """Start with an empty log instead of calling `recover`: remove all records of the current file.
+
+        Returns:
+            0, the number of records.
+        """
         _, self._end, self._chain = _header(self.path)
         os.ftruncate(self._file, self._end)
         os.lseek(self._file, self._end, os.SEEK_SET)
@@ -211,25 +215,26 @@ class ServerLog:
 
     @property
     def end(self) -> int:
-        """Position behind the last record, in bytes. It only rises, also when a new file begins."""
+        """Position after the last record, in bytes. The position continues to rise when a new file begins."""
         return self._before + self._end
 
     @property
     def unsynced(self) -> int:
-        """Number of bytes that the operating system has and the disk may not; always 0 without fsync."""
+        """Number of bytes that are in the page cache but perhaps not on the disk. Always 0 without fsync."""
         return self.end - self._synced if self._fsync else 0
 
     def turn(self, number: int) -> None:
         """Continue in a new file, which begins with snapshot `number`.
 
         Raises:
-            LogError: The file cannot be made; the log is unchanged.
+            LogError: The file cannot be created. The log is unchanged.
         """
         path = _numbered(self.first, number)
         header = replace(self._header, after=LogAfter(number, self._chain, self._end))
         with self._syncing:
-            # The old file first: its descriptor is closed below, and `settle` could sync it no more. Were the
-            # new file on the disk before the old one's end, a loss of power could leave a gap between them.
+            # Sync the old file first, for two reasons. Its descriptor is closed below, so `settle` can no
+            # longer sync it. And if the new file reached the disk before the end of the old one, a loss of
+            # power could leave a gap between the two files.
             if self._fsync:
                 os.fdatasync(self._file)
             self._create(path, header)
@@ -242,25 +247,28 @@ class ServerLog:
         faults.reach("turned")
 
     def shorten(self, number: int) -> None:
-        """Remove the files before that of snapshot `number`, which is complete."""
+        """Remove the files before the file of snapshot `number`. Call it when the snapshot is complete."""
         if number not in self.files:
             return
-        # Oldest first: if this process dies in between, the files that remain still follow each other.
+        # Oldest first: if this process dies before the last one is removed, the remaining files are still
+        # consecutive.
         for number_of_file in sorted(self.files):
             if number_of_file < number:
                 self.files[number_of_file].unlink()
                 faults.reach("shortened")
 
     def append(self, kind: int, parts: Sequence[Part]) -> None:
-        """Write a record to the file; it then survives the end of this process. `settle` makes it durable.
+        """Write a record to the file. `settle` makes the record durable.
+
+        Without `settle` the record survives a crash of this process, but not of the machine.
 
         Args:
-            kind: Kind of the record, from 1 up; 0 never occurs in a file.
-            parts: Its body, as pieces that are written one behind the other without joining them.
+            kind: Kind of the record, at least 1.
+            parts: Body of the record, as buffers that are written one after the other without joining them.
 
         Raises:
-            NoRoom: The disk is full; the log is unchanged.
-            LogError: The record could not be written; the log is unchanged.
+            NoRoom: The disk is full. The log is unchanged.
+            LogError: The record could not be written. The log is unchanged.
         """
         trace = self.tracing
         span = None if trace is None else trace.child(f"log {name_of(kind)}")
@@ -288,8 +296,8 @@ class ServerLog:
                 self._disk_fault.check()
             _write(views, self._file)
         except OSError as error:
-            # Part of the record may be in the file. Cut it off, or the next record would follow a torn one
-            # and everything behind it would count as damage.
+            # Part of the record may be in the file. Cut that part off. Otherwise the next record would follow
+            # a torn one, and everything behind the torn record would be read as damage.
             os.ftruncate(self._file, self._end)
             os.lseek(self._file, self._end, os.SEEK_SET)
             size = sum(view.nbytes for view in views)
@@ -298,7 +306,7 @@ class ServerLog:
         self._disk.took(f"log {str(self.path)!r}", self.path)
 
     def _create(self, path: Path, header: LogHeader) -> None:
-        """Make a file that has only its header, and give it its name once it is whole."""
+        """Create a log file with only a header. The file gets its name once it is complete."""
         body = encode(header)
         content = _MAGIC + _LENGTHS.pack(VERSION, len(body), _checksum(VERSION, body)) + body
         try:
@@ -308,7 +316,7 @@ class ServerLog:
             raise self._disk.failed(failure, error, len(content)) from None
 
     def _patiently(self, step: Callable[[], None]) -> None:
-        """Call `step`; with `waits`, retry while the disk is full."""
+        """Call `step`. If `waits` is set, retry while the disk is full."""
         while True:
             try:
                 return step()
@@ -322,10 +330,10 @@ class ServerLog:
         return not self._fsync or self._synced >= end
 
     def settle(self, end: int) -> None:
-        """Wait until the log up to position `end` is durable. Without fsync it is so at once.
+        """Wait until the log up to position `end` is durable. Without fsync this returns at once.
 
-        Threads that call this during a sync share the next one: the first to get the lock syncs everything
-        that was written meanwhile, and the other threads find their `end` covered.
+        Threads that call this during a sync share the next sync: the first thread to get the lock syncs
+        everything written by then, and the other threads find their `end` covered.
         """
         if self.is_settled(end):
             return
@@ -339,8 +347,9 @@ class ServerLog:
                 try:
                     os.fdatasync(self._file)
                 except OSError as error:
-                    # What the disk holds now is unknown, and a second try would not tell: after an error the
-                    # kernel may take the lost pages for clean, so that the next sync succeeds without them.
+                    # End the process, because it is unknown which bytes the disk holds. A second sync would
+                    # not tell: after an error the kernel may mark the lost pages as clean, so that the next
+                    # sync succeeds without writing them.
                     failure = f"log {str(self.path)!r} cannot be synced to disk"
                     _log.critical(f"{failure}: {error.strerror}")
                     os._exit(1)
@@ -359,17 +368,23 @@ class ServerLog:
             path.unlink()
 
     def close(self) -> None:
-        """Close the file. Nothing is synced: `settle` has done that for every reply that was sent."""
+        """Close the file without a sync.
+
+        `settle` has already synced the records of every reply that was sent.
+        """
         self._trail.close()
         os.close(self._file)
 
 
 def files_of(first: Path) -> dict[int, Path]:
-    """Find the files of a log.
+    """Return the existing files of a log.
+
+    Args:
+        first: Path of the log's first file, which may have been removed.
 
     Returns:
-        Paths in ascending order by the number of the snapshot that begins each file. The first file of a log,
-        which begins with no snapshot, has number 0.
+        Paths in ascending order by the number of the snapshot that begins each file. The first file of a log
+        has number 0.
     """
     name = re.compile(re.escape(first.stem) + r"\.(\d{6,})" + re.escape(first.suffix))
     matches = [(name.fullmatch(path.name), path) for path in first.parent.glob("*")]
@@ -378,13 +393,17 @@ def files_of(first: Path) -> dict[int, Path]:
 
 
 def chained(first: Path, since: int = 0) -> Iterator[tuple[int, memoryview, int, int]]:
-    """Yield what `records` yields of every file, beginning with the file of snapshot `since`.
+    """Yield the records of all files of a log, in the form of `records`.
+
+    Args:
+        first: Path of the log's first file.
+        since: Number of the snapshot whose file to begin with.
 
     Raises:
         LogError: A file is damaged, or does not continue where the file before it ends.
     """
     # Position and chain of the last record of the file before. Only the last file may have a torn tail: a
-    # file that was cut later does not end where the next one's header says.
+    # file that was cut elsewhere does not end where the next file's header says.
     last: tuple[int, int] | None = None
     for number, path in files_of(first).items():
         if number < since:
@@ -405,19 +424,19 @@ def _numbered(first: Path, number: int) -> Path:
 
 
 def read_header(path: Path) -> LogHeader:
-    """Read the header of a log file, which says whose log it is.
+    """Read the header of a log file, which identifies the server and its job.
 
     Raises:
-        LogError: The file is no log, is of another version, or its header is damaged.
+        LogError: The file is not a log, has another version, or its header is damaged.
     """
     return _header(path)[0]
 
 
 def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
-    """Yield kind, body, end offset in the file and chain checksum of the header and of each whole record.
+    """Yield (kind, body, end offset in the file, chain checksum) for the header and each complete record.
 
-    The header comes first, with kind 0 and an empty body. The bytes after the last record that this yields
-    are a torn tail. Bodies begin at multiples of 8 bytes in memory, so that their arrays are aligned.
+    The header comes first, with kind 0 and an empty body. All bytes after the last yielded record are a torn
+    tail. Bodies begin at multiples of 8 bytes in memory, so that their arrays are aligned.
 
     Raises:
         LogError: The file is damaged.
@@ -432,12 +451,12 @@ def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
             length, crc, kind = _FIELDS.unpack_from(head)
             chain = zlib.crc32(head[: _FIELDS.size], chain)
             if _CRC.unpack_from(head, _FIELDS.size) != (chain,) or kind == 0:
-                # Zeros up to the end of the file are what a loss of power leaves. Anything else is damage,
-                # because the torn head of a dying process is shorter than a head.
+                # A loss of power leaves zeros up to the end of the file. Anything else is damage, because a
+                # process that dies while it writes a head leaves fewer bytes than a head has.
                 if _is_zero(file, head):
                     return
                 raise _damaged(path, end)
-            # The head is right, so its length can be believed: the body is torn.
+            # The head is valid, so its length is correct, and the body must be torn.
             if length > size - end - _HEAD:
                 return
             body = np.empty(length, np.uint8)
@@ -449,7 +468,7 @@ def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
 
 
 def _header(path: Path) -> tuple[LogHeader, int, int]:
-    """Read a file's header; return it, the offset of its end, and its checksum, where the chain begins."""
+    """Read a file's header. Returns it, the offset of its end, and its checksum, which begins the chain."""
     try:
         with regular(path) as file:
             start = file.read(len(_MAGIC) + _LENGTHS.size)
@@ -476,7 +495,7 @@ def _checksum(version: int, body: bytes) -> int:
 
 
 def _words(header: LogHeader) -> str:
-    """Describe the server whose log this is, for messages."""
+    """Describe, for messages, the server that the log belongs to."""
     return (
         f"server {header.server} of {header.servers} of job {header.job!r} with {header.workers} "
         f"workers and blocks of {header.block} values"
@@ -484,17 +503,17 @@ def _words(header: LogHeader) -> str:
 
 
 def _write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner may read: everything that the server holds will be in it."""
+    """Write a file that only its owner may read, because the log will contain all data of the server."""
     with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(content)
 
 
 def _write(views: list[memoryview], file: int) -> None:
-    """Write all the buffers, in as many calls as that takes."""
+    """Write all buffers, in as many writev calls as necessary."""
     views = [view for view in views if view.nbytes]
     while views:
         size = os.writev(file, views[:_MOST_PARTS])
-        # writev may write less than all: drop the buffers that are written, and cut the one that is half
+        # writev may write only a part: drop the buffers that are written, and cut the one that is partly
         # written.
         while views and size >= views[0].nbytes:
             size -= views.pop(0).nbytes

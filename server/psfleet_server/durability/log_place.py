@@ -1,14 +1,14 @@
-"""The place of a server's log: which files count, the room on their disk, and their pages in memory.
+"""Location of a server's log: its path for each number of servers, full disks, and its pages in memory.
 
-Before the number of servers of a job changes, every server makes a new log, which begins with all that the
-server is to hold. The file `scale.done` of server 0 then decides in one step which number the job has, and
-with it which logs count: a server that starts before the decision continues from its old log, a later one
-from its new log.
+Before the number of servers of a job changes, every server creates a new log, which begins with all rows and
+state that the server will hold. The file `scale.done` of server 0 then decides in one step which number of
+servers the job has, and with it which logs are valid. A server that starts before the decision continues from
+its old log, and a server that starts later from its new log. Each such set of logs is a *generation*.
 
-Memory that the system must find for each record is dear, the more so in a virtual machine whose host takes
-free memory back: there a megabyte costs 1.4 to 1.9 ms of the writer's time, and 0.2 in memory that was just
-let go. So the log's file is followed at a distance by a thread that has it written to the disk and dropped.
-No call waits for this thread: it changes nothing about how durable a record is.
+Fresh page-cache memory for each record is expensive, especially in a virtual machine whose host reclaims free
+memory: a megabyte costs the writer 1.4 to 1.9 ms there, against 0.2 ms in memory that was just released. So
+`PageCacheEvictor` follows the log's file at a distance, and its thread has the system write the pages to the
+disk and drop them. No call waits for this thread, and durability does not depend on it.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.threads import ServiceThread
 
 PACE = 0.5
-"""Seconds between two tries of a server that is starting on a disk without room."""
+"""Seconds between two attempts of a starting server to write to a full disk."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _STRIDE = 8 << 20  # bytes written between two turns
 
 
 def decided(environment: Environment) -> tuple[Environment, int]:
-    """Return the environment with the servers that the job now has, and their generation.
+    """Return the environment with the job's present servers, and the generation of the valid logs.
 
-    The launcher may not know yet that their number has changed. A server beyond that number is a new one,
-    which keeps a log of its own until it gets its part of the rows.
+    The launcher may not know yet that the number of servers has changed. A server with an index beyond that
+    number is a new one. It keeps a separate log, of generation 0, until it gets its share of the rows.
 
     Raises:
-        FrameError: The decision cannot be read.
+        FrameError: The file with the decision cannot be read.
     """
     if not environment.snapshot_folder:
         return environment, 0
@@ -52,18 +52,23 @@ def decided(environment: Environment) -> tuple[Environment, int]:
 
 
 def job_folder(environment: Environment) -> Path:
-    """Return the folder of the job's logs, in which requests and decisions are."""
+    """Return the job's folder, which holds its logs, requests and decisions."""
     return Path(environment.snapshot_folder).parent
 
 
 def log_path(environment: Environment, generation: int) -> Path:
-    """Return the first file of this server's log of a generation."""
+    """Return the path of the first file of this server's log.
+
+    Args:
+        environment: Environment of the server.
+        generation: Generation of the log, which changes with the number of servers. 0 is the job's first.
+    """
     move = f".move{generation}" if generation else ""
     return Path(environment.log_folder) / f"server.{environment.rank}{move}.log"
 
 
 def remove_earlier(environment: Environment) -> None:
-    """Remove this server's logs that no longer count: of earlier generations, or of an earlier server."""
+    """Remove this server's outdated logs: logs of earlier generations, or of an earlier server."""
     scaling = read_scaled(job_folder(environment))
     is_new = environment.rank >= len(scaling.endpoints)
     first = scaling.number + 1 if is_new and scaling.number else scaling.generation
@@ -75,11 +80,11 @@ def remove_earlier(environment: Environment) -> None:
 
 
 class LogDisk:
-    """The disk under a log. One thread at a time.
+    """Detects when the disk under a log is full, and when it has space again. Not thread-safe.
 
     Args:
-        tell: Shows a line on the console: once when the disk is full, and once when there is room again.
-        clock: Returns seconds that only rise.
+        tell: Shows a line on the console: once when the disk is full, and once when there is space again.
+        clock: Returns a monotonic time in seconds.
     """
 
     def __init__(
@@ -91,12 +96,15 @@ class LogDisk:
         self._wanted = 0  # bytes for which there was no room
 
     def failed(self, what: str, error: OSError, size: int) -> LogError:
-        """Return the error to raise after a write that failed, of which nothing is left in the file.
+        """Return the error to raise after a failed write. The caller has removed the written bytes already.
 
         Args:
-            what: Beginning of the sentence, such as "log 'x' cannot be written".
+            what: Beginning of the error message, such as "log 'x' cannot be written".
             error: Error of the system.
-            size: Bytes of the write that failed.
+            size: Number of bytes that the failed write had.
+
+        Returns:
+            NoRoom if the disk is full, otherwise LogError.
         """
         sentence = f"{what}: {error.strerror}; make room for it"
         if error.errno not in _FULL:
@@ -110,8 +118,12 @@ class LogDisk:
     def took(self, what: str, file: Path) -> None:
         """Note that a write to the file has succeeded, and report it if the disk was full before.
 
-        A short record may fit where a longer one does not. So the disk counts as full until it has space for
-        the longest write that has failed.
+        A short record may fit where a longer record does not. So the disk is treated as full until it has
+        space for the longest write that has failed.
+
+        Args:
+            what: Beginning of the reported line, such as "log 'x'".
+            file: File that was written.
         """
         if self._full_since is None:
             return
@@ -123,7 +135,11 @@ class LogDisk:
 
 
 class PageCacheEvictor:
-    """Follows one writer. The thread begins with the first long way, and ends with `close`."""
+    """Drops the pages of a growing file from the page cache, so that its writer reuses memory.
+
+    One writer calls `follow` after each write. The thread starts after the first `stride` bytes, and ends
+    with `close`.
+    """
 
     def __init__(self, stride: int = _STRIDE) -> None:
         self._stride = stride
@@ -134,7 +150,7 @@ class PageCacheEvictor:
         self._thread: threading.Thread | None = None
 
     def follow(self, file: int, end: int, size: int) -> None:
-        """`size` bytes were written to the file, up to `end`. Returns at once."""
+        """Note that `size` bytes were written to the file, up to offset `end`. Returns at once."""
         self._way += size
         if self._way < self._stride:
             return
@@ -149,7 +165,7 @@ class PageCacheEvictor:
             self._more.notify()
 
     def close(self) -> None:
-        """Return when the last turn is done."""
+        """Stop the thread, and wait until its last pages are dropped."""
         with self._more:
             self._over = True
             self._more.notify()
@@ -163,7 +179,8 @@ class PageCacheEvictor:
                 if self._next is None:
                     return
                 (file, end), self._next = self._next, None
-            # Starts to write what the disk lacks, and drops what it has. It is advice: nothing depends on it.
+            # Starts to write the pages that the disk lacks, and drops the others. This is only advice to the
+            # system: nothing depends on it.
             with contextlib.suppress(OSError):
                 os.posix_fadvise(file, 0, end, os.POSIX_FADV_DONTNEED)
             os.close(file)

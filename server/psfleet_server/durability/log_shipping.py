@@ -1,15 +1,16 @@
-"""Sends a primary's records to its standby, and lets replies wait until the standby has them.
+"""Sends a primary's records to its standby, and delays replies until the standby has the records.
 
-The states of one attachment (a standby process that follows, with a number of its own):
+States of one attachment (a standby process that follows, identified by a number):
 
-    attach             records are collected and sent, behind a copy of the tables
+    attach             records are collected and sent, after a copy of the tables
     took(>= copy)      the standby has the whole copy: it is *required*, and replies wait for it
     lose               the stream broke. A required standby stays required, because it may have taken over
-    release            the launcher has decided that the standby never takes over: no reply waits any longer
+    release            the launcher has decided that the standby never takes over: replies no longer wait
 
-While a standby is required, the primary answers no call before the standby has the records behind the answer
-(R1 and R10 of the protocol). Only the launcher, which decides takeovers, can end that. Two conditions share
-one lock: `_more` wakes the stream that sends, `_less` wakes threads that wait for the standby.
+While a standby is required, the primary sends no reply before the standby has the records that the reply
+depends on (R1 and R10 of the protocol). Only the launcher, which decides takeovers, can end that. Two
+conditions share one lock: `_more` wakes the stream that sends, and `_less` wakes threads that wait for the
+standby.
 """
 
 import os
@@ -31,23 +32,24 @@ if TYPE_CHECKING:
 _log = log_of(__name__)
 
 DEPOSED = 5
-"""Exit code of a primary whose standby has taken over."""
+"""Exit code of a primary process whose standby has taken over."""
 
 _MOST = 256 << 20  # bytes of unsent records beyond which pushes wait for the standby
 
 
 @dataclass(frozen=True, slots=True)
 class ShippedRecord:
-    """A record for the standby, or a message to it if `kind` is 0.
+    """A record on its way to the standby, or a message to the standby if `kind` is 0.
+
+    A message with neither `complete` nor `wants_metrics` notifies the standby that replies wait for it.
 
     Attributes:
-        number: Number of the record. In a message that requires the standby, a number that the standby has to
-            confirm if it still follows, or 0.
-        kind: Kind of the record.
+        number: Number of the record. In a message of that last kind, a number that the standby must confirm
+            if it still follows, or 0.
+        kind: Kind of the record (`RecordKind`), or 0 for a message.
         body: Body of the record.
-        complete: Message: the number of a snapshot that is complete.
-        wants_metrics: Message: the standby is asked for its metrics. A message with neither of the two tells
-            the standby that it is required.
+        complete: In a message: number of a snapshot that is complete, or 0.
+        wants_metrics: In a message: True to request the standby's metrics.
     """
 
     number: int
@@ -58,15 +60,15 @@ class ShippedRecord:
 
 
 class LogShipping:
-    """Records on their way to a standby. Any thread may call.
+    """Queue of records for a server's standby. Any thread may call.
 
     Attributes:
         end: Number of the last record.
         required: True if replies wait for the standby.
-        enabled: True if the job has standbys, so that records come here.
-        shipped: Bytes of records for standbys so far.
-        tracing: Makes spans within those of pushes, or None if pushes are not traced.
-        metrics: Metrics of the standby in its last reply, as text, or empty if none came yet.
+        enabled: True if the job has standbys, so that records are appended here.
+        shipped: Number of bytes of records queued for standbys so far.
+        tracing: Records spans within those of pushes, or None if pushes are not traced.
+        metrics: Last metrics of the standby, as text, or empty before the first.
     """
 
     def __init__(self) -> None:
@@ -95,29 +97,33 @@ class LogShipping:
 
     @property
     def attached(self) -> bool:
-        """True if records are collected for a standby."""
+        """True if a standby is attached and records are collected for it."""
         return self._attach != 0
 
     @property
     def lag(self) -> int:
-        """Number of records that the standby does not have yet. 0 also without a standby."""
+        """Number of records that the standby does not have yet, or 0 without a standby."""
         return max(self.end - self._taken, 0) if self._attach else 0
 
     @property
     def queued(self) -> int:
-        """Bytes of records that are not sent yet."""
+        """Number of bytes of records that are not sent yet."""
         return self._bytes
 
     def attach(self, number: int) -> int:
         """Begin to collect records for a new standby. Call it while no record can be appended.
 
-        The caller makes the copy of the state at the same moment, so that copy and records have no gap.
+        The caller copies the state at the same moment, so that there is no gap between the copy and the
+        records.
+
+        Args:
+            number: Number that identifies the attachment. The launcher assigns rising numbers.
 
         Returns:
-            Number of the record with which the copy ends.
+            Number of the record that ends the copy.
 
         Raises:
-            Fenced: The attachment is released already.
+            Fenced: The attachment is already released.
             ProtocolError: Another standby follows.
         """
         with self._lock:
@@ -143,8 +149,8 @@ class LogShipping:
         body = joined(parts)
         with self._lock:
             self._less.wait_for(lambda: self._bytes < _MOST or not self._connected)
-            # Without a stream the record is not kept, but it still gets its number. A required standby then
-            # never confirms it, so replies wait until the launcher decides about that standby.
+            # Without a stream the record is dropped, but it still gets its number. A required standby then
+            # never confirms that number, so replies wait until the launcher decides about the standby.
             if self._connected:
                 self._waiting.append(ShippedRecord(self.end + 1, kind, body))
                 self._bytes += len(body)
@@ -154,10 +160,10 @@ class LogShipping:
         faults.reach("fed")
 
     def confirm(self) -> int:
-        """Ask the standby whether it still follows. `settle` with the returned number waits for its answer.
+        """Make the standby confirm that it still follows. Returns the number to wait for with `settle`.
 
-        A reply that rests on no new record needs this too: if the standby has taken over, this process's
-        state is out of date, and the answer never comes.
+        A reply that depends on no new record needs this too: if the standby has taken over, this process's
+        state is out of date, and the confirmation never comes.
         """
         with self._lock:
             if self.required:
@@ -168,14 +174,14 @@ class LogShipping:
             return self.end
 
     def complete(self, snapshot: int) -> None:
-        """Tell the standby that a snapshot is complete, so that its log may drop the records before it."""
+        """Notify the standby that a snapshot is complete. Its log may then drop the records before it."""
         with self._lock:
             if self._connected:
                 self._waiting.append(ShippedRecord(0, 0, b"", snapshot))
                 self._more.notify()
 
     def look(self) -> bytes:
-        """Return the last metrics of the standby as text, and ask for newer ones, for the next call."""
+        """Return the standby's last metrics as text, and request newer ones for the next call."""
         with self._lock:
             if self._connected and not self._asked:
                 self._asked = True
@@ -190,7 +196,10 @@ class LogShipping:
                 self.metrics, self._asked = metrics, False
 
     def records(self, attach: int) -> Iterator[ShippedRecord]:
-        """Yield the records for an attachment as they come. Ends when it is lost or the server ends."""
+        """Yield the records for an attachment as they arrive.
+
+        Ends when the attachment is lost or the server ends.
+        """
         while True:
             with self._lock:
                 self._more.wait_for(
@@ -200,19 +209,23 @@ class LogShipping:
                     return
                 record = self._waiting.popleft()
                 self._bytes -= len(record.body)
-                # Pushes wait only at the limit, so they are woken only when it is crossed.
+                # Pushes wait only at the limit, so it is enough to wake them when the size falls below the
+                # limit.
                 if self._bytes < _MOST <= self._bytes + len(record.body):
                     self._less.notify_all()
             yield record
 
     def took(self, attach: int, number: int) -> None:
-        """Note that the standby has all records up to a number. With the whole copy it is required."""
+        """Note that the standby has all records up to a number.
+
+        With the whole copy, the standby becomes required.
+        """
         with self._lock:
             if not self._follows(attach):
                 return
             self._taken = max(self._taken, number)
-            # Required from here on, before the standby hears of it: it may be promoted once it has, and every
-            # reply from now on must be known to it.
+            # The standby is required from here on, even before it is notified. Once it is notified it may be
+            # promoted, and it must then have the records of every reply sent since.
             if not self.required and number >= self._copied and not self._over:
                 self.required = True
                 self._waiting.append(ShippedRecord(0, 0, b""))
@@ -231,7 +244,10 @@ class LogShipping:
             self._less.notify_all()
 
     def release(self, attach: int) -> None:
-        """Stop waiting for standbys up to this attachment: no such standby will ever take over."""
+        """Stop waiting for standbys up to this attachment.
+
+        The launcher has decided that they never take over.
+        """
         with self._lock:
             self._floor = max(self._floor, attach)
             if self._attach and self._attach <= self._floor:
@@ -241,7 +257,7 @@ class LogShipping:
             self._less.notify_all()
 
     def renew(self) -> None:
-        """Release the present standby, because its state is out of date. A later one may attach."""
+        """Release the present standby, because its state is out of date. A later standby may attach."""
         self.release(self._attach)
 
     def depose(self, term: int) -> None:
@@ -254,7 +270,7 @@ class LogShipping:
         return not self.required or self._taken >= end
 
     def settle(self, end: int, seconds: float | None = None) -> bool:
-        """Wait until calls that rest on the records up to `end` may be answered.
+        """Wait until replies that depend on the records up to `end` may be sent.
 
         Args:
             end: Number of the last record that the reply depends on.
@@ -277,7 +293,10 @@ class LogShipping:
         return settled
 
     def close(self) -> None:
-        """End the standby too, because this server ends in order and nobody continues from its state."""
+        """End the standby too.
+
+        Call it when this server shuts down and no process continues from its state.
+        """
         with self._lock:
             self._over, self.required = True, False
             self._more.notify()
@@ -294,5 +313,5 @@ class LogShipping:
 
 
 def joined(parts: Sequence[Part]) -> bytes:
-    """Return the body of a record as one bytes object."""
+    """Return the buffers of a record's body as one bytes object."""
     return b"".join(map(flat, parts))

@@ -1,8 +1,8 @@
-"""Records of a shard and decisions of the coordinator, as a log, a standby and a move of rows get them.
+"""Encodes the records of a shard and the decisions of the coordinator for logs, standbys and moves of rows.
 
-A record is a kind, which is a number, and a body (psfleet/core/net/body.py) that holds the event or decision
-itself. `durability/log.py` says how both lie in a file. A reader refuses a kind that it does not know, and a
-body with other fields than those of its class.
+A record is a kind, which is a number, and a body (psfleet/core/net/body.py) with the event or decision
+itself. `durability/log.py` defines how records are stored in a file. A reader refuses an unknown kind, and a
+body whose fields differ from those of its class.
 """
 
 import enum
@@ -62,15 +62,19 @@ def write_coordinator(coordinator: Coordinator) -> bytes:
 
 
 def server_state(shard: ShardState, coordinator: Coordinator | None) -> ServerState:
-    """Collect a server's state without its tables; on server 0 with the coordinator's decisions."""
+    """Collect a server's state without its tables. On server 0 the state includes the coordinator's."""
     return ServerState(shard, None if coordinator is None else write_coordinator(coordinator))
 
 
 def become(coordinator: Coordinator, content: bytes) -> None:
-    """Take over the decisions of an earlier coordinator.
+    """Replace a coordinator's state by a saved one.
+
+    Args:
+        coordinator: The coordinator to change.
+        content: State that `write_coordinator` has encoded.
 
     Raises:
-        PsfleetError: The body holds what cannot have been; nothing was changed.
+        PsfleetError: The content is invalid. The coordinator is unchanged.
     """
     state: CoordinatorState = unpack(CoordinatorState, memoryview(content))
     coordinator.term, coordinator.members = state.term, state.members
@@ -78,7 +82,7 @@ def become(coordinator: Coordinator, content: bytes) -> None:
 
 
 class RecordKind(enum.IntEnum):
-    """Kinds of records. A number is never used for another kind; 9 stands for none."""
+    """Kinds of records. The numbers are stored in logs, so a number is never reused; 9 is unused."""
 
     CREATE = 1
     JOIN = 2
@@ -101,7 +105,7 @@ class RecordKind(enum.IntEnum):
 
 
 class StoredTable(Struct, frozen=True):
-    """A CreateTable whose definition is the message of protos/psfleet/v1/shard.proto."""
+    """Stored form of a CreateTable, with the definition encoded as in protos/psfleet/v1/shard.proto."""
 
     spec: bytes
     value: NDArray[np.float32]
@@ -109,7 +113,7 @@ class StoredTable(Struct, frozen=True):
 
 
 class StoredJoin(Struct, frozen=True):
-    """A Join whose mode is its number and the settings that servers know."""
+    """Stored form of a Join: the mode is its number and those settings that servers need."""
 
     worker: int
     incarnation: int
@@ -143,12 +147,12 @@ if {*get_args(Record)} != {*_KINDS} - {StoredTable, StoredJoin}:
 
 
 def name_of(kind: int) -> str:
-    """Return the name that `psfleet log` gives to a kind of records."""
+    """Return the name of a record kind, as `psfleet log` shows it."""
     return _NAMES.get(kind, f"kind {kind}")
 
 
 def encode(record: Record) -> tuple[int, list[Part]]:
-    """Return the kind and the body of a record of a shard."""
+    """Return the kind and the encoded body of a shard's record."""
     stored: Any = record
     match record:
         case CreateTable(spec, value, maker):
@@ -161,21 +165,21 @@ def encode(record: Record) -> tuple[int, list[Part]]:
 
 
 def encode_change(decision: Decision) -> tuple[int, list[Part]]:
-    """Return the kind and the body of a record of a coordinator."""
+    """Return the kind and the encoded body of a coordinator's decision."""
     return RecordKind.DECISION, pack(decision)
 
 
 def encode_state(kind: RecordKind, state: ServerState) -> tuple[int, list[Part]]:
-    """Return the kind and the body of a record of what a server is beside its tables."""
+    """Return `kind` and the encoded body of a record with a server's state without its tables."""
     return kind, write_state(state)
 
 
 def decode(kind: int, body: memoryview) -> Record:
-    """Return the record of a shard in a body, in which its arrays lie.
+    """Return the record of a shard that a body contains. Arrays of the record are views of the body.
 
     Raises:
-        LogError: There are no records of that kind.
-        FrameError: It has a field that this version does not know, or is damaged.
+        LogError: The kind is unknown.
+        FrameError: The body has an unknown field or is damaged.
     """
     if kind not in _TYPES:
         raise LogError(f"its kind {kind} is unknown to this version of psfleet")
@@ -194,17 +198,17 @@ def decode(kind: int, body: memoryview) -> Record:
 
 
 def read_decision(body: memoryview) -> Decision:
-    """Return the decision in a body.
+    """Return the coordinator's decision that a body contains.
 
     Raises:
-        FrameError: It holds none, or has a field that this version does not know.
-        UsageError: It holds one that cannot have been.
+        FrameError: The body is not a decision, or has an unknown field.
+        UsageError: The decision has invalid values.
     """
     decision: Decision = unpack(Decision, body, "decision")
     return decision
 
 
 def cut_of(body: memoryview) -> int:
-    """Return the snapshot's number in the record of a cut."""
+    """Return the snapshot's number from the body of a CUT record."""
     cut: MakeCut = unpack(MakeCut, body)
     return cut.number

@@ -1,8 +1,8 @@
 """Recovery of a server's state from its log and snapshots, and the journal that writes the log.
 
 The log holds records of the shard and decisions of the coordinator in the order in which they took effect.
-Replay passes every record through the same code again, so a server that starts again has the same bits. Open
-this file when a server does not start, or starts with another state than it had.
+Replay runs every record through the same code again, so a restarted server is bit-identical to the one that
+crashed. Open this file when a server does not start, or starts with another state than it had.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -46,14 +46,16 @@ _log = log_of(__name__)
 
 
 def restored(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | None) -> int:
-    """Restore a shard and a coordinator from a log, without writing to it. Returns the number of records.
+    """Restore a shard and a coordinator from a log that is only read. Returns the number of records.
 
     Args:
-        first: Path of the log's first file, which may be gone.
+        first: Path of the log's first file, which may have been removed.
         snapshots: Folder or URL of the snapshots that later files of the log begin with.
+        shard: An empty shard of the log's server.
+        coordinator: A new coordinator, or None if the server is not server 0.
 
     Raises:
-        LogError: The log is damaged, or says what cannot have been.
+        LogError: The log is damaged, or has a record that no server can have written.
     """
     base = begin(first, snapshots, shard, coordinator)
     records = ((kind, body) for kind, body, *_ in chained(first, base) if kind)
@@ -61,10 +63,13 @@ def restored(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator
 
 
 def begin(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | None) -> int:
-    """Restore the last complete snapshot of a log. Returns its number, or 0 if there is none.
+    """Restore the last complete snapshot that a file of the log begins with.
+
+    Returns:
+        Number of the snapshot, or 0 if the log begins without one.
 
     Raises:
-        LogError: The log begins with a snapshot that is not there.
+        LogError: The log begins with a snapshot that is missing.
     """
     files, why = files_of(first), ""
     for number in sorted(files, reverse=True):
@@ -94,7 +99,7 @@ def take_all(
     shard: Shard,
     coordinator: Coordinator | None,
 ) -> int:
-    """Apply the records of a log, in order, and return their number.
+    """Apply the records of a log in order, and return their number.
 
     Raises:
         LogError: A record cannot be applied, or the log's last file is missing.
@@ -104,7 +109,7 @@ def take_all(
         count += 1
         try:
             take(kind, body, shard, coordinator)
-        # Any exception, because a damaged or foreign record may hold anything.
+        # Catch any exception, because a damaged or foreign record may contain anything.
         except Exception as error:
             raise LogError(
                 f"record {count} of log {str(first)!r} cannot be taken: "
@@ -122,7 +127,7 @@ def take_all(
 
 
 def check_restart(snapshot: Snapshot) -> None:
-    """Check that servers can start from a snapshot: read all of its state except the tables.
+    """Check that servers can start from a snapshot, by reading all of its state except the tables.
 
     Raises:
         CheckpointError: A part of the state cannot be read.
@@ -134,14 +139,16 @@ def check_restart(snapshot: Snapshot) -> None:
 
 
 def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> ServerState | None:
-    """Restore one server of a fleet that continues from a snapshot, with any number of servers.
+    """Restore one server of a fleet that continues from a snapshot. The number of servers may differ.
+
+    If the number of workers differs too, the snapshot's rounds and worker processes have no meaning for the
+    new job. Then only the tables and the unused samples of the datasets are restored.
 
     Returns:
-        The server's state besides the tables, or None if the snapshot is of another number of workers. Their
-        rounds and incarnations mean nothing here; only the tables and the rest of the datasets are restored.
+        The server's state without the tables, or None if the number of workers differs.
 
     Raises:
-        CheckpointError: The snapshot is missing, incomplete or damaged; nothing was changed.
+        CheckpointError: The snapshot is missing, incomplete or damaged. Nothing was changed.
     """
     snapshot = Snapshot(path)
     state = snapshot.server(0)
@@ -155,7 +162,7 @@ def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> Serv
 
 
 def workers_of(path: str) -> int:
-    """Return the number of workers in the fleet of a snapshot."""
+    """Return the number of workers of the job that took the snapshot."""
     return _count(Snapshot(path).server(0))
 
 
@@ -164,7 +171,7 @@ def _count(state: ServerState) -> int:
 
 
 def _left(state: ServerState) -> DataDispatch:
-    """Return a dispatch that has only the samples of each dataset that the job of a snapshot has not used."""
+    """Return a distribution of data that has only those samples that the snapshot's job has not used."""
     shard, coordinator = Shard(), Coordinator(1)
     _become(state, shard, coordinator)
     positions = {
@@ -176,10 +183,14 @@ def _left(state: ServerState) -> DataDispatch:
 
 
 def _resume(state: ServerState, shard: Shard, coordinator: Coordinator | None) -> None:
-    """Restore the state of an earlier job. All workers begin again, from their first collective on."""
+    """Restore the state of an earlier job.
+
+    All workers start their scripts again, from the first collective on.
+    """
     _become(state, shard, coordinator)
     shard.rounds.go_back()
-    # Scripts continue at the position in their states in the snapshot, not at that of the last push.
+    # Scripts continue at the loop position in their own states of the snapshot, not at the position of the
+    # last push.
     shard.workers.progress.clear()
     if coordinator is not None:
         for seat in coordinator.members.seats.values():
@@ -201,19 +212,20 @@ def _become(state: ServerState, shard: Shard, coordinator: Coordinator | None) -
 
 
 def copied(state: ShardState, coordinator: Coordinator | None) -> tuple[int, list[Part]]:
-    """Return the record that ends the copy of a shard: the server's state beside its tables."""
+    """Return the record that ends a standby's copy of a shard: the server's state without its tables."""
     return encode_state(RecordKind.COPIED, server_state(state, coordinator))
 
 
 def _be_copy(state: ServerState, shard: Shard, coordinator: Coordinator | None) -> None:
     _become(state, shard, coordinator)
-    # Commits are in no record, so a log or standby could not follow them from here. Workers commit again.
+    # Commits are in no record, so a log or a standby could not reproduce them from here. Workers commit
+    # again.
     shard.rounds.committed.clear()
     shard.workers.view = shard.workers.promised = state.shard.workers.view
 
 
 def take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:
-    """Apply a record of the log, or of the primary that a standby follows."""
+    """Apply a record from the log, or from the primary that a standby follows."""
     try:
         _take(kind, body, shard, coordinator)
     except UsageError:
@@ -244,7 +256,7 @@ def open_log(
     generation: int = 0,
     servers: int = 0,
 ) -> ServerLog | None:
-    """Open the log that the environment asks for. Returns None if the server keeps no log.
+    """Open the log that the environment's settings require. Returns None if the server keeps no log.
 
     Args:
         environment: Environment of the server.
@@ -271,14 +283,15 @@ def open_log(
 
 
 class Journal:
-    """Restores a shard and a coordinator from a log, and then records their changes in it.
+    """Restores a shard and a coordinator from a log, and then records their changes in the log.
 
     Args:
         log: The log.
-        shard: The shard to restore and then to record.
+        shard: Shard to restore and then to record.
         coordinator: The coordinator, or None on servers other than server 0.
-        snapshots: Folder or URL of the snapshots that files of the log begin with, or empty without any.
-        begins: True if the log may be new, because the server has not been ready before.
+        snapshots: Folder or URL of the snapshots that files of the log begin with, or empty if there are
+            none.
+        begins: True if the log may be new, because the server has never been ready before.
     """
 
     def __init__(
@@ -297,17 +310,17 @@ class Journal:
         self._coordinator = coordinator
 
     def start(self, load_path: str | None = None, resume: str = "") -> int:
-        """Restore the state from the log, then record every change in it.
+        """Restore the state from the log, then record every change in the log.
 
         Args:
-            load_path: Checkpoint to begin with, if the server was never ready before.
-            resume: Snapshot to continue from, if the server was never ready before.
+            load_path: Checkpoint to begin with if the log is new, or None.
+            resume: Snapshot to continue from if the log is new, or empty.
 
         Returns:
             Number of records in the log.
 
         Raises:
-            LogError: The log is damaged, or says what cannot have been.
+            LogError: The log is damaged, or has a record that no server can have written.
         """
         fresh = set(self.log.files) == {0} and not any(
             kind == RecordKind.READY for kind, *_ in records(self.log.path)
@@ -336,7 +349,7 @@ class Journal:
         """Write a record of the primary to the log of this standby. The first record begins the log.
 
         Raises:
-            LogError: It could not be written.
+            LogError: The record could not be written.
         """
         if not self._follows:
             self._follows = True
@@ -358,16 +371,16 @@ class Journal:
             self._coordinator.journal = self._keep_decision
 
     def go_on_in(self, log: ServerLog) -> None:
-        """Continue in another log, which holds the whole state of this process; remove the present one."""
+        """Continue in `log`, which has the whole state of this process, and remove the present log."""
         before, self.log = self.log, log
         log.tracing = before.tracing
         before.settle(before.end)  # calls may still wait for the last record of the old log
         before.remove()
 
     def can_start_from(self, number: int) -> bool:
-        """Return whether a server can start from a snapshot that was reported as complete. Logs why not.
+        """Return whether a server can start from a snapshot reported as complete. If not, log the reason.
 
-        Of a snapshot in a store only the manifest is looked for, which is written last. No file is read.
+        For a snapshot in an object store this only checks that the manifest exists, which is written last.
         """
         if not self._snapshots:
             return False

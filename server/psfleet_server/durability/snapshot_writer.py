@@ -21,18 +21,18 @@ from psfleet.core.base.threads import ServiceThread
 from psfleet.core.engine.shard.events import FrozenShard
 from psfleet.core.net.server_state import ServerState
 
-_LEAST = 0.0005  # seconds of a rest: threads that wait for the interpreter or a table come first
+_LEAST = 0.0005  # seconds of the shortest pause, so that waiting threads get the interpreter
 _log = log_of(__name__)
 _SHARE = 0.2  # of one processor that a file takes
 Told = Callable[[bytes | PsfleetError], None]
-"""Callback for an outcome: the server's part of the manifest, empty bytes for a cut, or an error."""
+"""Callback that gets an outcome: this server's part of the manifest, empty bytes for a cut, or an error."""
 
 
 class Throttle:
-    """Pauses of a thread, so that it takes no more than a share of one processor.
+    """Limits the share of one processor that a thread uses, by pauses.
 
-    A lower priority would not do: a thread that holds the interpreter or the lock of a table, and does not
-    get a processor, keeps every call of this process waiting.
+    A lower priority would not do: a thread that holds the interpreter or the lock of a table, and gets no
+    processor, blocks every call of this process.
 
     Args:
         share: Part of its time in which the thread works, in (0, 1]. The rest it sleeps.
@@ -63,11 +63,12 @@ class _PartInProgress:
 
     Attributes:
         folder: Folder for the file.
-        cut: Queue that gets the shard as it was at the cut, or None if the snapshot is given up before.
+        cut: Queue with one entry: the shard as it was at the cut, or None if the snapshot is given up before.
         awaits_cut: True once a thread waits for the cut.
         made: True once the cut is made.
-        outcome: Outcome of writing the file, or None until then.
-        for_cut, for_file: Callbacks that wait for the cut, and for the file.
+        outcome: Outcome of writing the file, or None while the file is being written.
+        for_cut: Callbacks to call when the cut is made.
+        for_file: Callbacks to call when the file is written.
     """
 
     folder: str
@@ -82,7 +83,7 @@ class _PartInProgress:
 
 
 class SnapshotWriter:
-    """Writes the files of snapshots. Any thread may call; the one that has an outcome calls the callbacks.
+    """Writes the files of snapshots. Thread-safe; callbacks run in the thread that produces the outcome.
 
     Attributes:
         tell: Shows a line on the console: once when files cannot be written, and not again until one was.
@@ -99,7 +100,7 @@ class SnapshotWriter:
         self._ending = False
 
     def expect(self, number: int, folder: str) -> None:
-        """Prepare for a snapshot whose files go to `folder`, and give up all earlier ones.
+        """Prepare for a snapshot whose files go to `folder`, and give up all earlier snapshots.
 
         Raises:
             CheckpointError: The server is ending.
@@ -114,10 +115,10 @@ class SnapshotWriter:
             self.forget(n)
 
     def start(self, number: int) -> None:
-        """Start the thread for a snapshot, before the shard makes its cut.
+        """Start the thread that will write a snapshot's file, before the shard makes its cut.
 
-        At the cut, which holds up all pushes, it would be too late: a new thread takes milliseconds to run
-        if the processors are busy. Other snapshots without a cut are given up.
+        A thread that starts at the cut would delay pushes, which wait for the cut: on busy processors a new
+        thread takes milliseconds to run. Other snapshots whose cut is not made are given up.
         """
         with self._lock:
             part = self._parts.get(number)
@@ -133,7 +134,10 @@ class SnapshotWriter:
             thread.start()
 
     def await_part(self, number: int, reply: Told, *, cut: bool) -> None:
-        """Have `reply` called when the cut is made, or when the file is on the disk."""
+        """Call `reply` when a snapshot's cut is made, if `cut` is True, or else when its file is on the disk.
+
+        If that has happened already, or the snapshot is unknown, `reply` is called at once.
+        """
         with self._lock:
             part = self._parts.get(number)
             if part is not None and not (part.made if cut else part.outcome is not None):
@@ -142,7 +146,7 @@ class SnapshotWriter:
         reply(_unknown(number) if part is None else part.outcome or b"")
 
     def begin(self, frozen: FrozenShard, state: ServerState) -> None:
-        """Write the shard as it was at the cut, which has just been made. Returns at once."""
+        """Pass the shard, as it was at the cut, to the thread that writes it. Returns at once."""
         with self._lock:
             part = self._parts.get(frozen.number)
             if part is not None:
@@ -152,7 +156,7 @@ class SnapshotWriter:
             frozen.close()
 
     def forget(self, number: int) -> None:
-        """Drop a snapshot that is complete or given up. Callbacks that still wait get an error."""
+        """Drop a snapshot that is complete or was given up. Callbacks that still wait get an error."""
         with self._lock:
             part = self._parts.pop(number, None)
             if part is not None:
@@ -162,7 +166,7 @@ class SnapshotWriter:
                 reply(_unknown(number))
 
     def end(self) -> None:
-        """Begin no more snapshots and give up those without a cut. Files are now written without pauses."""
+        """Accept no more snapshots, give up those without a cut, and write the others without pauses."""
         with self._lock:
             self._ending = True
             numbers = [n for n, part in self._parts.items() if not part.made]
@@ -170,7 +174,7 @@ class SnapshotWriter:
             self.forget(number)
 
     def stop(self) -> None:
-        """End as `end` does, and wait until the files in progress are written."""
+        """Do the same as `end`, then wait until the files in progress are written."""
         self.end()
         for thread in self._threads:
             thread.join()

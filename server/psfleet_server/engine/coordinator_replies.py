@@ -1,4 +1,4 @@
-"""Replies to calls that the coordinator answers."""
+"""Encodes the coordinator's outcomes and completes the replies of the calls that waited for them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +12,11 @@ from psfleet_server.rpc.replies import DeferredReply
 
 
 def release(outcomes: Sequence[Outcome], servers: Sequence[str]) -> None:
-    """Reply to the calls of these outcomes. All calls of a collective share one message, encoded once.
+    """Send the replies of these outcomes. All calls of a collective share one message, which is encoded once.
 
     Args:
-        outcomes: Outcomes of the coordinator, each with the call to answer.
-        servers: Endpoints of all servers if their number has changed, else empty.
+        outcomes: Outcomes of the coordinator, each with the call to reply to.
+        servers: Endpoints of all servers if their number has changed since the start, else empty.
     """
     last: CollectiveReply | None = None
     message = b""

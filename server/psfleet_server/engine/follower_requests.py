@@ -1,10 +1,11 @@
-"""Answers followers: the changes of this shard's tables since a version, and pages of rows for a first copy.
+"""Sends followers the changes of this shard's tables since a version, and pages of rows for a first copy.
 
-A follower is a process that keeps a copy of the weights (docs/decisions/0028-followers.md). Each request says
-from which version of which server process it has the weights, so the server keeps nothing for a follower
-between two requests, except a request that waits for a round. If the changes since that version are no longer
-known, or have more than 128 MiB, the reply is a *gap*: it names the tables, and the follower copies their
-rows again. `psfleet.core.engine.shard.follower_changes` remembers which rows have changed.
+A follower is a process that keeps a copy of the weights (docs/decisions/0028-followers.md). Each request
+names the version that the follower has, and the server process that sent this version. So the server stores
+nothing about a follower between two requests, except a request that waits for a round. If the changes since
+that version are no longer known, or exceed 128 MiB, the reply is a *gap*: it only names the tables, and the
+follower copies all their rows again. `psfleet.core.engine.shard.follower_changes` records which rows have
+changed.
 """
 
 import time
@@ -28,7 +29,7 @@ from psfleet_server.rpc.replies import DeferredReply
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-# Value of a field that is known only once the reply is laid out. Not 0, because protobuf leaves a 0 out: the
+# Placeholder of a field that is known only once the reply is laid out. Not 0, because protobuf omits a 0: the
 # head would then have another length when it is encoded again.
 _ANY = 1
 _MOST = 128 << 20  # most bytes of changed rows in one reply
@@ -37,28 +38,28 @@ _PAGE = 1 << 16  # approximate rows in a page of a first copy
 
 @dataclass(frozen=True)
 class SendChanges:
-    """Instruction to answer a follower's call with an encoded ChangesReply."""
+    """Instruction to send an encoded ChangesReply to a follower's call."""
 
     call: DeferredReply
     changes: bytes
 
 
 class Followers:
-    """Requests of followers at one shard.
+    """Requests of followers to one shard.
 
-    The caller holds the lock of the shard, so that the changes of all tables are of one moment. Only `rows`
+    The caller holds the shard's lock, so that the changes of all tables are from the same moment. Only `rows`
     needs no lock.
 
     Args:
         shard: The shard.
-        boot: Number of this process. Versions of another process mean nothing here.
-        snapshot: Returns the number of the snapshot whose file has a SHA-256, or 0 if there is none.
+        boot: Random number that identifies this process. Versions of an earlier process are unknown here.
+        snapshot: Returns the number of the snapshot whose file has the given SHA-256, or 0 if there is none.
         page: Approximate number of rows in a page.
 
     Attributes:
         asked: Number of replies with changes so far.
         gaps: Number of these replies that made a follower copy all rows again.
-        bytes: Bytes of all replies.
+        bytes: Total size of all replies in bytes.
     """
 
     def __init__(
@@ -78,16 +79,16 @@ class Followers:
         self._waiting: dict[DeferredReply, ChangesRequest] = {}
 
     def ask(self, request: ChangesRequest, reply: DeferredReply) -> list[SendChanges]:
-        """Note a request, and return the answers that can be given now.
+        """Add a request, and return the replies that can be sent now.
 
-        In a mode with rounds a request waits until the round that it names is closed.
+        In a mode with rounds, a request waits until the round that it names is closed.
         """
         _check_part(request.part, request.parts)
         self._waiting[reply] = request
         return self.due()
 
     def due(self) -> list[SendChanges]:
-        """Return the answers to all requests whose round is closed by now."""
+        """Return the replies to all requests whose round is closed by now."""
         if not self._waiting:
             return []
         closed = self._shard.rounds.closed
@@ -100,7 +101,7 @@ class Followers:
         return [SendChanges(reply, self._changes(self._waiting.pop(reply))) for reply in ready]
 
     def expire(self, reply: DeferredReply) -> list[SendChanges]:
-        """Answer a request whose time is over with the changes so far, although its round is still open."""
+        """Reply with the changes so far to a request whose waiting time is over. Its round is still open."""
         request = self._waiting.pop(reply, None)
         return [] if request is None else [SendChanges(reply, self._changes(request))]
 
@@ -130,8 +131,8 @@ class Followers:
             microseconds=_ANY,
             process_microseconds=_ANY,
         )
-        # The head is encoded twice: now, to lay the reply out, and at the end, when the time that the reply
-        # took is known. The two times have a fixed width on the wire, so the second head fits over the first.
+        # The head is encoded twice: now, to lay out the reply, and at the end, when the durations are known.
+        # The two durations have a fixed width on the wire, so the second head fits over the first.
         message, weights, head_bytes = lay_out_changes(head, tables)
         for table, out in zip(tables, weights, strict=True):
             self._read(table.spec, table.ids, out)
@@ -172,14 +173,16 @@ class Followers:
         elif len(ids):
             unknown = table.pull_into(ids, out.reshape(len(ids), spec.dim))
             # A follower's reads are not part of the training, so the metrics of pulls leave them out. Unknown
-            # ids are rows that were removed since `rows` listed them; the next changes say so.
+            # ids are rows that were removed after `rows` had listed them; the next changes report these
+            # removals.
             table.traffic.pulled -= len(ids)
             table.traffic.unknown -= unknown
 
     def rows(self, request: RowsRequest) -> bytes:
-        """Return an encoded RowsReply with the rows of one page, as they are now.
+        """Return an encoded RowsReply with the present rows of one page.
 
-        Pages go by segments of the hash index. Rows that change between two pages come again as changes.
+        A page is a range of segments of the table's hash index. A row that changes between two pages is sent
+        again with the next changes.
 
         Raises:
             UsageError: The table is dense, or has no such segment.

@@ -1,11 +1,11 @@
 """Threads of a server that act at intervals: liveness signals, ticks of the shard, heartbeats to server 0.
 
-- LivenessPipe writes a byte to the launcher's pipe four times a second. It proves only that the process runs:
-  it is not stopped, and gets processor time. No lock of the server is taken for it, because a long operation
-  under a lock is no reason to kill a server. A process that ends in order closes the pipe first, since the
-  kernel may take long to free the tables' memory after Python's threads have ended.
-- Ticker tells the shard the time, for expiry and modes that need it, and logs evictions.
-- ServerHeartbeat tells the coordinator that this server is alive.
+- LivenessPipe writes a byte to the launcher's pipe four times a second. The byte only proves that the process
+  runs and gets processor time. The thread takes no lock of the server, because a long operation under a lock
+  is no reason to kill a server. A process that shuts down closes the pipe first, because after Python's
+  threads have ended the kernel may need long to free the tables' memory.
+- Ticker sends the shard the elapsed time, for expiry of rows and for modes that need it, and logs evictions.
+- ServerHeartbeat reports to the coordinator that this server is alive.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _LONGEST = (
 _REPORT = 60.0  # seconds between two lines about evictions
 _LOOK = 1.0  # seconds between looks whether the shard wants ticks
 Listener = Callable[[HeartbeatReply], None]
-"""Handles the coordinator's reply to a heartbeat. Called in the thread of the heartbeats; must not block."""
+"""Handles the coordinator's reply to a heartbeat. Called in the heartbeat thread, so it must not block."""
 
 
 class LivenessPipe:
@@ -69,11 +69,11 @@ class LivenessPipe:
             os.close(self._pipe)
 
     def tell(self, text: str) -> None:
-        """Send one line to the console, and write it to this process's log."""
+        """Show one line on the launcher's console, and write it to this process's log."""
         _log.info(text)
         if self._pipe and self._thread.is_alive():
             line = text.replace("\n", " ").encode()[:_LONGEST] + b"\n"
-            # The pipe is full if the launcher has not read for hours. The line is in the log.
+            # The pipe is full if the launcher has not read for hours. The line is then only in the log.
             with contextlib.suppress(OSError):
                 os.write(self._pipe, line)
 
@@ -87,7 +87,7 @@ class LivenessPipe:
             return False
         try:
             os.write(self._pipe, _SIGNAL)
-        # The pipe is full: the launcher has not read for hours, and finds enough signals when it does.
+        # The pipe is full: the launcher has not read for hours, and will find enough signals when it does.
         except BlockingIOError:
             return True
         except BrokenPipeError:
@@ -96,11 +96,11 @@ class LivenessPipe:
 
 
 class Ticker:
-    """Tells a shard how much time has passed, as often as its tables or its mode need that, or never.
+    """Sends a shard the elapsed time, as often as its tables or its mode need that.
 
     Args:
-        host: Shard host.
-        clock: Returns seconds that only rise. Time in which no server process runs does not count.
+        host: Host of the shard.
+        clock: Returns a monotonic time in seconds. Time in which no server process runs is not included.
     """
 
     def __init__(self, host: ShardHost, clock: Callable[[], float] = time.monotonic) -> None:
@@ -114,7 +114,7 @@ class Ticker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread and wait for it."""
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -129,7 +129,7 @@ class Ticker:
             now = self._clock()
             evictions.look(now)
             if seconds := timer.due(every, now):
-                # A tick that is refused is not lost: the next one counts its time too.
+                # The time of a refused tick is not lost: the next tick includes it.
                 with contextlib.suppress(NoRoom, NotReady):
                     self._host.ask(Tick(seconds))
                     timer.mark_ticked(now)
@@ -150,7 +150,11 @@ class EvictionLog:
         self._due = -math.inf
 
     def look(self, now: float) -> None:
-        """Log the rows evicted since the last line, if there are any. `now` is in seconds of any clock."""
+        """Log the rows evicted since the last line, if there are any.
+
+        Args:
+            now: Present time in seconds, by any monotonic clock.
+        """
         if now < self._due:
             return
         with self._host.lock:
@@ -172,7 +176,7 @@ class ServerHeartbeat:
         access: Credentials for the call over TCP.
 
     Attributes:
-        listeners: Called with each reply, in order.
+        listeners: Functions that are called with each reply.
     """
 
     def __init__(
@@ -188,7 +192,7 @@ class ServerHeartbeat:
         self._thread = ServiceThread(self._run, "heartbeats")
 
     def start(self) -> None:
-        """Start the thread, which sends heartbeats once `aim` has given it the coordinator's endpoint."""
+        """Start the thread. Heartbeats begin once `aim` has set the coordinator's endpoint."""
         self._thread.start()
 
     def aim(self, endpoint: str) -> None:
@@ -198,7 +202,7 @@ class ServerHeartbeat:
             self._changed.notify()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread and wait for it."""
         with self._changed:
             self._over = True
             self._changed.notify()
@@ -216,7 +220,7 @@ class ServerHeartbeat:
 
     def _send_heartbeats(self, coordinator: Peer) -> None:
         while not self._over:
-            # Server 0 may be starting again; the next heartbeat tries again.
+            # Server 0 may be restarting. The next heartbeat is another attempt.
             with contextlib.suppress(PsfleetError):
                 self._heartbeat(coordinator)
             with self._changed:

@@ -1,7 +1,7 @@
-"""Limit on the bytes that a server's tables may take, from the memory that PSFLEET_MEMORY allows the process.
+"""Limit on the memory of a server's tables, computed from the process limit PSFLEET_MEMORY.
 
 memory of the process
-|-- program --|-- tables and held pushes ------------------|-- calls and compiler --|
+|-- program --|-- tables and waiting pushes ---------------|-- calls and compiler --|
   resident()    table_limit()                                max(memory / 8, 96 MiB)
 """
 
@@ -14,7 +14,7 @@ _LEAST = 16 << 20  # least bytes for tables
 
 
 def spare(memory: int) -> int:
-    """Return how many bytes of the reserve for calls the tables may take while they are being loaded."""
+    """Return the number of bytes of the reserve for calls that loading tables may use."""
     return _for_calls(memory) // 2
 
 
@@ -23,10 +23,11 @@ def _for_calls(memory: int) -> int:
 
 
 def table_limit(memory: int) -> int | None:
-    """Return the most bytes for tables and held pushes. Call it before the server has a table.
+    """Return the maximum number of bytes for tables and for pushes that wait for their round.
 
-    Leaves out what the program takes now, and the reserve for calls under way and for the compiler of
-    kernels, which runs when a server without cached kernels makes its first table.
+    Call it before the server has a table, because it subtracts the memory that the program takes now. It also
+    subtracts a reserve for running calls and for the compiler of kernels, which runs when a server without
+    cached kernels creates its first table.
 
     Args:
         memory: Bytes that the process may take in all, or 0 for no limit.

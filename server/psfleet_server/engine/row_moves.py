@@ -1,6 +1,6 @@
-"""Takes part in a change of the number of servers: sends this server's rows, and receives its new ones.
+"""Moves the rows of one server when the number of servers changes: sends its rows, and receives new ones.
 
-Received rows lie beside the rows that the server serves until server 0 says how the move ends:
+Received rows are kept apart from the rows that the server serves until server 0 decides the move:
 
     served:    host.shard, its log and its standby     <- pushes and pulls
     received:  _taken, _log and feed                   <- records from all servers, this one included
@@ -8,8 +8,8 @@ Received rows lie beside the rows that the server serves until server 0 says how
                  adopt: replaces the served shard, log and standby
                  abandon: is dropped, and nothing has changed
 
-Server 0 calls (`psfleet_server.engine.server_scaling`); each call runs in a thread of the RPC server. The
-lock of the received rows is always taken before that of the host.
+Server 0 calls the methods (`psfleet_server.engine.server_scaling`); each call runs in a thread of the RPC
+server. The lock of the received rows is always taken before the lock of the host.
 """
 
 import contextlib
@@ -50,19 +50,20 @@ _FOLLOWS = 10.0  # seconds for the next standby to have all received rows
 
 
 class RowMoves:
-    """Moves of rows at one server, one after the other. Each method is a call of server 0, or of a standby.
+    """Moves of rows at one server, one after the other. Each method is a call of server 0 or of a standby.
 
-    Moves have increasing numbers. A call for a move that has ended changes nothing.
+    Moves have rising numbers. A call for a move that has ended changes nothing.
 
     Args:
-        host: Shard host of this server.
+        host: Host of this server's shard.
         access: Credentials for calls to the other servers.
-        open_log: Opens the log of a generation (first argument) with a number of servers (second). Returns
-            None if the job keeps no logs.
+        open_log: Opens the log for a move number (first argument) and a number of servers (second argument).
+            Returns None if the job keeps no logs.
         generation: Number of the move that created this process's log, or 0 if the rows have never moved.
 
     Attributes:
-        feed: Ships the received rows to the standby that this server has after the move. Used without logs.
+        feed: Sends the received rows to the standby that this server has after the move. Unused if the job
+            keeps logs.
     """
 
     def __init__(
@@ -85,20 +86,20 @@ class RowMoves:
         self._round = 0  # number of rounds that were sent ahead
 
     def begin(self, generation: int) -> None:
-        """Set the move whose rows this process serves when it starts."""
+        """Set the number of the move that produced the rows this process serves at its start."""
         self._number = self._over = generation  # the last move that has begun, and that has ended
         self._adopted = generation  # the last move whose rows this server serves
 
     def open(self, number: int, servers: int, ahead: bool) -> None:
-        """Begin a move, or its phase without pushes. A move that has begun before is given up.
+        """Begin a move, or its second phase without pushes. Another move under way is given up.
 
         Args:
-            number: Number of the move. Rows that were received ahead under this number stay.
+            number: Number of the move. Rows received ahead under this number are kept.
             servers: Number of servers after the move.
-            ahead: Training goes on for now. If False, the shard refuses changes from here on.
+            ahead: If True, training continues for now. If False, the shard refuses changes from now on.
 
         Raises:
-            ProtocolError: The move has ended. The call is a late one, for which server 0 no longer waits.
+            ProtocolError: The move has ended. The call is late, and server 0 no longer waits for it.
         """
         self._check_ended(number)
         shard = self._host.shard
@@ -112,8 +113,8 @@ class RowMoves:
                         self._log.forget()
                     keeps = self._log is not None or self._has_standbys
                     self._taken = DealtShard(shard, servers, self._keep if keeps else None)
-                    # This server was started for the move. Its standby, if it has one, already follows the
-                    # present feed.
+                    # This server was started for the move. If it has a standby, that standby already follows
+                    # the present feed.
                     if shard.servers == servers:
                         self.feed = self._host.feed
         if ahead:
@@ -133,7 +134,7 @@ class RowMoves:
 
     @property
     def _has_standbys(self) -> bool:
-        """True if only a standby keeps this server's state when its process dies."""
+        """True if this server's state survives a crash only on a standby, because the job keeps no log."""
         return self._host.feed.enabled and self._host.journal is None
 
     @property
@@ -142,19 +143,21 @@ class RowMoves:
         return self._taken is not None and self._has_standbys and not self.feed.required
 
     def copy(self, servers: int) -> tuple[LogShipping, Shard, ShardState]:
-        """Return what a new standby copies and then follows. Call it within `still`.
+        """Return the feed and the state that a new standby must copy and then follow. Call it within `still`.
 
-        During a move there are two kinds of standbys: one for the served rows and one for the received ones.
-        The number of servers that the standby was started for tells which it is.
+        During a move there are two kinds of standbys: for the served rows and for the received rows. The
+        number of servers that a standby was started for identifies its kind.
 
         Args:
             servers: Number of servers that the standby was started for.
 
         Returns:
-            The feed that the standby follows, the shard with its tables, and the shard's state beside them.
+            The feed that the standby follows, the shard with its tables, and the shard's state without the
+            tables.
 
         Raises:
-            ProtocolError: This server belongs to another number of servers, now and after the move.
+            ProtocolError: The standby was started for a number of servers that this server has neither now
+                nor after the move.
         """
         served, received = self._host.shard, self._taken
         if received is not None and self._has_standbys and received.shard.servers == servers:
@@ -172,7 +175,7 @@ class RowMoves:
             yield
 
     def release(self, attach: int) -> None:
-        """Stop waiting for standbys up to this attachment, those of the served and of the received rows."""
+        """Stop waiting for standbys, of served and of received rows, up to this attachment number."""
         self._host.feed.release(attach)
         self.feed.release(attach)
 
@@ -191,7 +194,10 @@ class RowMoves:
             self._log.settle(self._log.end)
 
     def fill(self, number: int, records: Iterable[MovedRecord]) -> None:
-        """Apply records of rows from another server. Returns when they are in the log, if there is one."""
+        """Apply records with rows from another server.
+
+        Returns when the records are in the log, if there is one.
+        """
         with self._lock:
             received = self._of(number)
             for record in records:
@@ -206,17 +212,18 @@ class RowMoves:
         return self._taken
 
     def send(self, number: int, endpoints: Sequence[str], ahead: bool, hurry: bool) -> int:
-        """Send this server's rows to their new owners: all of them first, then those changed since.
+        """Send this server's rows to their new owners: first all rows, in later calls the rows changed since.
 
         Args:
             number: Number of the move.
-            endpoints: Endpoints of the servers after the move, by their number.
-            ahead: Training goes on. Sends rows only, without dense tables, and notes which rows change from
-                now on. If False, sends everything that is left.
-            hurry: Send at full speed. Otherwise, with `ahead`, pauses so that training keeps the processor.
+            endpoints: Endpoints of the servers after the move, by server index.
+            ahead: If True, training continues. Sends only rows of sparse tables, and notes which rows change
+                from now on. If False, sends everything that is left.
+            hurry: If True, send at full speed. Otherwise, with `ahead`, pause so that training keeps the
+                processor.
 
         Returns:
-            Number of rows sent, this server's own included.
+            Number of rows sent, including rows that stay on this server.
 
         Raises:
             PsfleetError: A server did not accept its rows.
@@ -226,8 +233,8 @@ class RowMoves:
             self._check_ended(number)
             if number != self._number:
                 raise ProtocolError(f"server {shard.index} takes part in no move {number}")
-            # The mark is made before the first row is read, so a row that changes during the send counts as
-            # changed, and is sent again in the next round.
+            # Begin a new period of changes before the first row is read. A row that changes during the send
+            # is then noted as changed, and is sent again in the next round.
             since = self._sent.last()
             if ahead:
                 self._round += 1
@@ -257,11 +264,14 @@ class RowMoves:
         return rows
 
     def prepare(self, number: int, state: bytes) -> None:
-        """Make the received rows durable, in the log or on the next standby, and so promise to serve them.
+        """Make the received rows durable, in the log or on the next standby: a promise to serve them.
 
         Args:
             number: Number of the move.
-            state: State of server 0 beside its tables, encoded. All servers have this state after the move.
+            state: State of server 0 without its tables, encoded. All servers have this state after the move.
+
+        Raises:
+            ProtocolError: The next standby did not have the rows within 10 seconds.
         """
         with self._lock, self._host.lock:
             received = self._of(number)
@@ -272,13 +282,16 @@ class RowMoves:
                 self._log.append(RecordKind.READY, [])
                 self._settle()
             end = self.feed.end
-        # Waits without the locks, because the standby may take long.
+        # Wait without the locks, because the standby may take long.
         if not self.feed.settle(end, _FOLLOWS):
             raise ProtocolError(f"the next standby of server {self._host.shard.index} is late")
         faults.reach("prepared")
 
     def adopt(self, number: int) -> None:
-        """Serve the received rows from now on: the move is committed. A repeated call does nothing."""
+        """Serve the received rows from now on, because the move is committed.
+
+        A repeated call does nothing.
+        """
         with self._lock, self._host.lock:
             if number == self._adopted:
                 return
@@ -301,7 +314,7 @@ class RowMoves:
         faults.reach("adopted")
 
     def _start_again(self) -> NoReturn:
-        """End this process at once: it replayed the old log, because it started before the commit.
+        """End this process at once. It started before the commit and replayed the old log.
 
         The launcher starts a new process, which reads the log of the new generation.
         """
@@ -309,7 +322,7 @@ class RowMoves:
         os._exit(1)
 
     def abandon(self, number: int) -> None:
-        """Drop the received rows and go on with the served ones. Ends all moves up to this number."""
+        """Drop the received rows and continue with the served rows. Ends all moves up to this number."""
         with self._lock, self._host.lock:
             self._over = max(self._over, number)
             if number >= self._number:
@@ -333,7 +346,7 @@ class _Way:
         self._bytes = 0
 
     def put(self, record: Dealt) -> None:
-        """Add a record, and send the message if it is long enough."""
+        """Add a record. Sends the message once it is long enough."""
         kind, parts = encode(record)
         body = joined(parts)
         self._request.records.append(MovedRecord(kind, body))
@@ -342,7 +355,7 @@ class _Way:
             self.flush()
 
     def flush(self) -> None:
-        """Send the records that are left. Returns when the server has applied them."""
+        """Send the remaining records. Returns when the server has applied them."""
         if self._request.records:
             self._peer.call("Scaling/Fill", message_codec.encode(self._request), _FILL_TIMEOUT)
             self._request.records.clear()

@@ -1,8 +1,8 @@
-"""Counters that a server keeps for metrics, and what it knows of its workers: reports, NaNs, joins and
-leaves.
+"""Counters that a server keeps for metrics, and its knowledge of workers: reports, NaNs, joins and leaves.
 
-Nothing here decides anything. `ShardHost` and the services count, `psfleet_server.server_metrics` reads the
-counters when somebody asks, and the launcher shows the lines that `WorkerReports.tell` and `log_view` write.
+Nothing here makes a decision. `ShardHost` and the services increment the counters,
+`psfleet_server.server_metrics` reads them on request, and the launcher shows the lines that
+`WorkerReports.tell` and `log_view` write.
 """
 
 import threading
@@ -27,7 +27,7 @@ _SILENT = 5.0  # seconds to wait for the heartbeats of all workers after a first
 
 @dataclass(frozen=True)
 class ShownLatency:
-    """Latency of one kind of call, with the way in which metrics show it.
+    """Latency histogram of one kind of call, with the help text and labels of its metric.
 
     Attributes:
         times: Histogram of the latencies.
@@ -46,7 +46,7 @@ class CallLatencies:
     `psfleet_server.services.method_handlers` declares which methods have one.
 
     Attributes:
-        shown: Histograms by NAME; the metric is called psfleet_NAME_seconds.
+        shown: Histograms by NAME. The metric is called psfleet_NAME_seconds.
         push: Latencies of pushes, alone or combined with a pull.
         waited: Latencies of pulls that waited for other workers.
     """
@@ -59,7 +59,7 @@ class CallLatencies:
         self.waited = self.of("waited", "Time of pulls that waited", by_mode=True)
 
     def of(self, name: str, help: str, *, by_mode: bool = False) -> LatencyHistogram:
-        """Return the histogram with this name. The first call makes it, and metrics show it from then on."""
+        """Return the histogram with this name. The first call creates it and adds it to the metrics."""
         new = ShownLatency(LatencyHistogram(name=name), help, by_mode)
         return self.shown.setdefault(name, new).times
 
@@ -73,8 +73,8 @@ class CallBytes:
         pull: Bytes received in pulls.
         exchange: Bytes received in calls that combine a push and a pull.
         values: Bytes of parameter values sent in replies.
-        saved: Bytes that formats of 16 and 8 bits have saved, compared with float32.
-        plain: Number (not bytes) of calls that PlainCalls has answered.
+        saved: Bytes that 16-bit and 8-bit formats have saved compared with float32.
+        plain: Number (not bytes) of calls that took the fast path `PlainCalls`.
     """
 
     push: int = 0
@@ -86,15 +86,15 @@ class CallBytes:
 
     @property
     def received(self) -> int:
-        """Bytes received in all these calls."""
+        """Total bytes received in pushes, pulls and exchanges."""
         return self.push + self.pull + self.exchange
 
 
 class WorkerReports:
-    """Metrics and NaN reports that came with workers' heartbeats. Thread-safe.
+    """Metrics and NaN reports from workers' heartbeats. Thread-safe.
 
     Attributes:
-        nonfinite: Finds the worker with the first value that was not finite.
+        nonfinite: Finds the worker that had the first NaN or infinity.
         tell: Writes a line that the launcher shows.
     """
 
@@ -106,9 +106,9 @@ class WorkerReports:
         self._texts: dict[int, tuple[float, bytes]] = {}
 
     def look(self) -> dict[int, tuple[float, bytes]]:
-        """Return the time and the text of each worker's last metrics, by seat.
+        """Return the time and the text of each worker's last metrics, by worker.
 
-        Also makes workers send their metrics with their heartbeats for the next minute.
+        A call also makes workers send their metrics with their heartbeats for the next minute.
         """
         with self._lock:
             self._until = time.monotonic() + _WATCHED
@@ -118,7 +118,7 @@ class WorkerReports:
         """Keep the metrics that came with a worker's heartbeat, if there are any.
 
         Returns:
-            True if the worker is to send its metrics with the next heartbeat.
+            True if the worker should send its metrics with the next heartbeat.
         """
         with self._lock:
             if text and len(text) <= _LONGEST:
@@ -130,7 +130,7 @@ class FirstNonFinite:
     """Finds the worker that had the first value that was not finite.
 
     A NaN in the weights reaches every worker within a step, and each worker reports its own first NaN with
-    its next heartbeat. So the earliest report is named only once all workers have sent a heartbeat since the
+    its next heartbeat. So the earliest report is shown only once all workers have sent a heartbeat since the
     first report, or after five seconds.
     """
 
@@ -141,20 +141,20 @@ class FirstNonFinite:
 
     @property
     def is_pending(self) -> bool:
-        """True if a value was not finite and the worker that had the first one is not named yet."""
+        """True if a worker has reported such a value, and the earliest report is not shown yet."""
         return self._earliest is not None and not self._is_told
 
     def take(self, sentence: str, at: float, now: float, oldest: float) -> str:
-        """Note a heartbeat of a worker. Returns the sentence of the earliest report, once, else "".
+        """Note a heartbeat of a worker. Returns the sentence of the earliest report once, otherwise "".
 
         Args:
             sentence: Description of the worker's first value that was not finite, or empty if all were
                 finite.
-            at: Time of that value by the clock of the worker's machine. The order of heartbeats would not
-                do, since a heartbeat may be late.
+            at: Time of that value by the clock of the worker's machine. The order of the heartbeats does not
+                show which value came first, because a heartbeat may be late.
             now: Present time by this process's monotonic clock.
-            oldest: Time of the last heartbeat of the worker that has been silent for longest, by the same
-                clock as `now`.
+            oldest: Time of the last heartbeat of the worker that has been silent for longest, by the clock of
+                `now`.
         """
         if sentence:
             self._since = now if self._earliest is None else self._since
@@ -167,7 +167,7 @@ class FirstNonFinite:
 
 
 def log_view(before: Mapping[int, int], event: InstallView) -> None:
-    """Log which workers join or end with this view. `before` has the incarnation of each seat until now."""
+    """Log which workers join or end with this view. `before` has each worker's incarnation until now."""
     now = {
         worker: seat.incarnation.incarnation
         for worker, seat in event.seats.items()
@@ -190,7 +190,7 @@ def log_view(before: Mapping[int, int], event: InstallView) -> None:
 
 
 def table_status(table: Any) -> shard_pb2.TableStatus:
-    """Return the figures of a table for displays."""
+    """Return the figures of a table for status displays."""
     count = table.count if isinstance(table, DenseTable) else len(table)
     return shard_pb2.TableStatus(
         name=table.spec.name,

@@ -1,12 +1,13 @@
 """Messages between the servers of a fleet: requests of server 0 to every server, and their replies.
 
-A new view of the members takes two calls per server: Freeze makes it stop closing rounds and report, and
-Install makes it continue with the new members. Each call names the server process that it is meant for by
-its boot number. A later process of that server does nothing, and replies with its own number.
+A change of members takes two calls per server. Freeze makes the server stop closing rounds and report, and
+Install makes it continue with the new view (numbered membership). Each call contains the boot number, a
+random number that identifies the intended server process. If that process was restarted, the new one does
+nothing and replies with its own boot number.
 
 A move of rows to another number of servers takes Open, Send, Prepare and Adopt, in this order, or Abandon at
 any time before the decision. During Send, servers pass rows to each other with Fill. Numbers of moves only
-rise, and a repeated call changes nothing. Calls without a reply here are answered with no bytes.
+rise, and a repeated call changes nothing. Requests without a reply class here get an empty reply.
 """
 
 from msgspec import Struct, field
@@ -19,12 +20,12 @@ class ServerMessage(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FreezeRequest(ServerMessage, frozen=True):
-    """Request to close no more rounds and to report which pushes the server has.
+    """Request to close no more rounds, and to report which pushes the server has.
 
     Attributes:
-        boot: Number of the process that is meant.
-        view: The view to prepare for.
-        coordinator: Endpoint of server 0, for heartbeats.
+        boot: Boot number of the intended process.
+        view: The view (numbered membership) to prepare for.
+        coordinator: Endpoint of server 0, to which the server sends heartbeats.
     """
 
     boot: int
@@ -36,8 +37,8 @@ class FreezeReply(ServerMessage, frozen=True):
     """Reply to FreezeRequest.
 
     Attributes:
-        boot: Number of the process that replies.
-        report: Pushes and rounds of the server, or None if another process was meant.
+        boot: Boot number of the process that replies.
+        report: Pushes and rounds of the server, or None if the request was for another process.
     """
 
     boot: int
@@ -45,7 +46,12 @@ class FreezeReply(ServerMessage, frozen=True):
 
 
 class InstallRequest(ServerMessage, frozen=True):
-    """Request to continue with the members of a view. `boot` is the number of the process that is meant."""
+    """Request to continue with the members of a view.
+
+    Attributes:
+        boot: Boot number of the intended process.
+        view: Members of the fleet from now on.
+    """
 
     boot: int
     view: InstallView
@@ -55,8 +61,8 @@ class InstallReply(ServerMessage, frozen=True):
     """Reply to InstallRequest.
 
     Attributes:
-        boot: Number of the process that replies.
-        installed: True if the view is installed, False if another process was meant.
+        boot: Boot number of the process that replies.
+        installed: True if the view is installed, False if the request was for another process.
     """
 
     boot: int
@@ -64,12 +70,12 @@ class InstallReply(ServerMessage, frozen=True):
 
 
 class OpenMoveRequest(ServerMessage, frozen=True):
-    """Request to prepare for received rows, and to refuse changes until the move has ended.
+    """Request to prepare for rows from other servers, and to refuse changes until the move has ended.
 
     Attributes:
         number: Number of the move.
         servers: Number of servers after the move.
-        ahead: True to prepare only. Training goes on, and a second request with the same number begins the
+        ahead: True to prepare only. Training continues, and a second request with the same number begins the
             phase without changes.
     """
 
@@ -95,9 +101,10 @@ class SendRowsRequest(ServerMessage, frozen=True):
 
     Attributes:
         number: Number of the move.
-        servers: Endpoints of the servers after the move, by their number.
-        ahead: True to send while training goes on. Rows that change meanwhile are sent with the next request.
-        hurry: True to send at full speed, since few rows are left.
+        servers: Endpoints of the servers after the move, by server index.
+        ahead: True to send while training continues. Rows that change meanwhile are sent with the next
+            request.
+        hurry: True to send at full speed, because few rows are left.
     """
 
     number: int
@@ -113,25 +120,25 @@ class SendRowsReply(ServerMessage, frozen=True):
 
 
 class MovedRecord(ServerMessage, frozen=True):
-    """Record of a moved table (`durability/records.py`): a table to create, a part of one, or its state."""
+    """Record of a moved table (`durability/records.py`): a new table, some of its rows, or its state."""
 
     kind: int
     body: bytes
 
 
 class FillRowsRequest(ServerMessage, frozen=True):
-    """Request of another server to receive rows, beside the rows that the server serves now."""
+    """Request of another server to receive rows, apart from the rows that the server serves now."""
 
     number: int
     records: list[MovedRecord] = field(default_factory=list)
 
 
 class PrepareMoveRequest(ServerMessage, frozen=True):
-    """Request to promise that the server can serve the received rows, even if its process starts again.
+    """Request to make the received rows durable, so that the server can serve them even after a crash.
 
     Attributes:
         number: Number of the move.
-        state: State of server 0 beside its tables, as in a snapshot. All servers take it over.
+        state: State of server 0 without its tables, as in a snapshot. All servers adopt it.
     """
 
     number: int
@@ -139,12 +146,12 @@ class PrepareMoveRequest(ServerMessage, frozen=True):
 
 
 class AdoptRowsRequest(ServerMessage, frozen=True):
-    """Request to serve the received rows from now on: the move is committed."""
+    """Request to serve the received rows from now on, because the move is committed."""
 
     number: int
 
 
 class AbandonMoveRequest(ServerMessage, frozen=True):
-    """Request to drop the received rows: the move is given up."""
+    """Request to drop the received rows, because the move is given up."""
 
     number: int

@@ -2,15 +2,15 @@
 
 A move has four phases (docs/decisions/0031-another-number-of-servers.md):
 
-    1. copy     training goes on; every server sends its rows to their new owners ("ahead"), and then in
+    1. copy     training continues; every server sends its rows to their new owners ("ahead"), and then in
                 rounds the rows that have changed meanwhile
     2. collect  the workers wait at a collective; every server sends the last changed rows
-    3. promise  every new owner makes what it has received durable and promises to serve it
-    4. decide   the launcher commits or refuses the move, and server 0 tells the servers
+    3. promise  every new owner makes the received rows durable, and promises to serve them
+    4. decide   the launcher commits or refuses the move, and server 0 notifies the servers
 
-Until the launcher has decided, any error gives the move up: the servers drop what they have received, and
-the fleet goes on as before. After a commit nothing can be undone, so server 0 repeats the result to each
-server until that server has replied. `psfleet_server.engine.row_moves` is the part of each single server.
+Until the launcher has decided, any error ends the move: the servers drop the received rows, and the fleet
+continues as before. A commit cannot be undone, so server 0 repeats the result to each server until that
+server has replied. `psfleet_server.engine.row_moves` does the work of each single server.
 """
 
 import contextlib
@@ -49,21 +49,21 @@ _log = log_of(__name__)
 
 _REPLY = 10.0  # seconds for a server to answer a call without rows
 _MOVED = 600.0  # seconds for a server to send its changed rows
-# Seconds for a server to send all its rows. Training goes on meanwhile, and the copy uses a small share of
+# Seconds for a server to send all its rows. Training continues meanwhile, and the copy uses a small share of
 # the processor (`row_moves._SHARE`), so this takes long.
 _COPIED = 6 * 3600.0
 _PAUSE = 0.05  # seconds before a call that failed is repeated
 _LOOK = 0.2  # seconds between two looks for a request
 _WAIT = 0.005  # seconds between two looks for the launcher's decision; all workers wait meanwhile
 
-# Rounds of the copy at most: all rows, then the rows that changed during the round before. A round ends the
-# copy early if it has sent few rows, or hardly fewer than the round before: then rows change as fast as they
-# are sent, and further rounds do not shorten the workers' wait.
+# Maximum number of rounds of the copy: all rows, then the rows that changed during the round before. The copy
+# ends early if a round has sent few rows, or hardly fewer than the round before: then rows change as fast as
+# they are sent, and further rounds do not shorten the workers' wait.
 _ROUNDS = 6
 _FEW = 1 << 14  # rows
 _GAIN = 0.8  # rows of a round over rows of the round before
 
-# Until the workers reach a collective, changed rows are sent again now and then, so that few are left.
+# Until the workers reach a collective, changed rows are sent again at intervals, so that few are left.
 _FOLLOW = 2.0  # seconds between two of these rounds
 _AWAIT = 0.5  # seconds between two of them while standbys lack rows
 _ALONE = 60.0  # seconds to wait for standbys to have the rows
@@ -73,13 +73,13 @@ class ServerScaling:
     """Carries out the moves that the coordinator's `scaling` describes, one at a time, in a thread.
 
     Args:
-        host: Shard host of server 0.
+        host: Host of server 0's shard.
         access: Credentials for calls to the other servers.
-        folder: The job's folder, with the files that ask for a move and decide it, or None if this job
-            cannot change its number of servers.
+        folder: The job's folder, whose files request and decide a move, or None if the number of servers of
+            this job cannot change.
         present: Returns the endpoints of the present servers, or nothing while they are unknown.
-        moved: Called with the endpoints of the new servers, once a move is committed.
-        poke: Wakes the launcher, which then reads the promise.
+        moved: Called with the endpoints of the new servers once a move is committed.
+        poke: Wakes the launcher, which then reads the file with the servers' promise.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ServerScaling:
         self._poke = poke
         self._ahead: ScaleRequest | None = None  # request whose rows have been copied
         # Boot number of each server's process at the first round. A process that has restarted since has lost
-        # what it received.
+        # the rows that it received.
         self._boots: dict[int, int] = {}
         self._decided: ScaleRequest | None = None  # committed before this process started
         self._interrupted: ScaleRequest | None = None  # given up when this process started
@@ -107,7 +107,7 @@ class ServerScaling:
         self._sent = 0  # rows of the last round
         self._alone = False  # a server has rows of the move that no standby and no log has
         self._until = 0.0  # time from when workers may meet even so
-        # By server, number of a move that is given up and of which the server may not know that.
+        # For each server that may not know that a move is given up, the number of that move.
         self._unheard: dict[int, int] = {}
         self._wanted = threading.Event()
         self._over = threading.Event()
@@ -118,7 +118,7 @@ class ServerScaling:
         self._thread.start()
 
     def recover(self, scaling: Scaling, endpoints: Sequence[str], generation: int) -> None:
-        """Prepare to settle a move that an earlier process of server 0 left unfinished.
+        """Prepare to finish a move that an earlier process of server 0 left unfinished.
 
         No collective ends before all servers know the outcome of that move. Call it before `start`.
 
@@ -128,7 +128,7 @@ class ServerScaling:
             generation: Number of the move that created this process's log, or 0 if the rows have never moved.
         """
         last = Scaled() if self._folder is None else read_scaled(self._folder)
-        # The last move was refused or given up, but some servers may still hold rows for it.
+        # The last move was refused or given up, but some servers may still keep rows for it.
         if last.number > last.generation:
             self._interrupted = ScaleRequest(last.number, ())
         scaling.done = last.number
@@ -144,7 +144,7 @@ class ServerScaling:
         self._wanted.set()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread and wait for it."""
         self._over.set()
         self._wanted.set()
         if self._thread.ident is not None:
@@ -175,7 +175,7 @@ class ServerScaling:
                     self._send_ahead(request, coordinator.scaling)
 
     def _resume(self) -> None:
-        """Tell the servers the outcome of a move that an earlier process left, then let collectives end."""
+        """Tell servers the outcome of a move that an earlier process left, then let collectives end."""
         decided, interrupted = self._decided, self._interrupted
         self._decided = self._interrupted = None
         with contextlib.ExitStack() as opened:
@@ -197,7 +197,8 @@ class ServerScaling:
     def _send_ahead(self, request: ScaleRequest, scaling: Scaling) -> None:
         """Copy all rows to their new owners during training, then let the next collective move the rest.
 
-        Repeats with the rows that changed during the copy, to make the workers' wait at the collective short.
+        The copy is repeated with the rows that changed meanwhile, to shorten the workers' wait at the
+        collective.
         """
         with contextlib.ExitStack() as opened:
             peers = self._peers(request, opened)
@@ -231,10 +232,10 @@ class ServerScaling:
             scaling.request = request
 
     def _follow(self, request: ScaleRequest, scaling: Scaling) -> None:
-        """Send changed rows again now and then, until the workers reach a collective.
+        """Send changed rows again at intervals, until the workers reach a collective.
 
-        An error gives the request up: it is then unknown which of the changed rows have arrived, and later
-        changes would be put on an incomplete copy.
+        An error ends the move: it is then unknown which of the changed rows have arrived, and later changes
+        would be applied to an incomplete copy.
         """
         if time.monotonic() - self._followed < (_FOLLOW if scaling.request is request else _AWAIT):
             return
@@ -252,7 +253,7 @@ class ServerScaling:
 
     def _carry_out(self, request: ScaleRequest) -> None:
         """Finish a move while all workers wait at the collective, and then let the collective end."""
-        # Without endpoints `scaled` means that the number of servers stays.
+        # Empty endpoints tell `scaled` that the number of servers stays the same.
         endpoints: tuple[str, ...] = ()
         boots: dict[int, int] = {}
         rows_are_there, self._ahead = self._ahead is not None, None
@@ -275,13 +276,13 @@ class ServerScaling:
     def _move(
         self, request: ScaleRequest, peers: Sequence[Peer], ahead: bool = False, hurry: bool = False
     ) -> dict[int, int]:
-        """Have every present server send its rows to their new owners, and wait until they have arrived.
+        """Have every present server send its rows to their new owners, and wait until the rows have arrived.
 
         Args:
             request: The move.
-            peers: Clients for present and added servers.
-            ahead: Training goes on, so rows may change behind the copy.
-            hurry: Send at full speed although training goes on.
+            peers: Clients for the present servers and those that the move adds.
+            ahead: True if training continues, so rows may still change after they are sent.
+            hurry: True to send at full speed although training continues.
 
         Returns:
             The boot number of each new owner's process.
@@ -295,7 +296,7 @@ class ServerScaling:
             if self._boots.setdefault(server, reply.boot) != reply.boot:
                 raise ServerUnavailable(f"{peer.name} has started again, without what it had taken")
             self._alone |= reply.alone
-        # A server that takes part in this move has thereby ended the one before.
+        # A server that takes part in this move has thereby ended the move before.
         self._unheard.clear()
         message = encode(SendRowsRequest(number, tuple(request.endpoints), ahead, hurry))
         with ThreadPoolExecutor(before, thread_name_prefix="scaling") as senders:
@@ -308,7 +309,7 @@ class ServerScaling:
     def _prepare(self, request: ScaleRequest, peers: Sequence[Peer]) -> None:
         """Have every new owner promise to serve its rows after the move, even if its process dies.
 
-        Each gets the state of server 0 beside the tables, which all servers share from then on.
+        Each server gets the state of server 0 without the tables, which all servers share from then on.
         """
         with self._host.lock:
             state = joined(write_state(server_state(self._host.shard.state(), None)))
@@ -319,13 +320,13 @@ class ServerScaling:
         faults.reach("promised")
 
     def _decide(self, request: ScaleRequest) -> None:
-        """Ask the launcher to commit the move, and wait for its decision.
+        """Request the launcher to commit the move, and wait for its decision.
 
-        Server 0 cannot decide: the launcher may be replacing a process that has promised its rows, and only
-        the launcher knows that.
+        Server 0 cannot decide alone: the launcher may just be replacing a process that has promised its rows,
+        and only the launcher knows that.
 
         Raises:
-            UsageError: The launcher has refused the move, or its file cannot be written.
+            UsageError: The launcher has refused the move, or the file with the promise cannot be written.
         """
         folder, number = self._folder, request.number
         if folder is None:
@@ -343,12 +344,13 @@ class ServerScaling:
         faults.reach("decided")
 
     def _give_up(self, request: ScaleRequest, peers: Sequence[Peer], error: PsfleetError) -> None:
-        """Have every server drop the rows that it has received, and tell the launcher why.
+        """Have every server drop the rows that it has received, and report the reason to the launcher.
 
-        With logs or standbys a present server that dies comes back, so it is called until it replies. Other
-        servers are called once; `_abandon` later repeats a call to a present server.
+        With logs or standbys, a present server that dies is restarted, so the call is repeated until it
+        replies. Other servers are called once; `_abandon` later repeats the call to a present server.
         """
-        # This process is ending, so the launcher may have decided meanwhile. The next one reads its file.
+        # This process is ending, so the launcher may have decided meanwhile. The next process reads the
+        # decision.
         if self._over.is_set():
             return
         _log.warning(f"the number of servers stays {self._host.shard.servers}: {error}")
@@ -366,22 +368,22 @@ class ServerScaling:
             self._poke()
 
     def _abandon(self) -> None:
-        """Repeat the call to servers that may not know that a move is given up and still refuse pushes."""
+        """Repeat the call to servers that may still refuse pushes, not knowing that a move is given up."""
         for server, number in [*self._unheard.items()]:
             peer = Peer.server(server, self._present()[server], self._access)
             with contextlib.closing(peer):
                 self._tell_once(server, peer, number)
 
     def _tell_once(self, server: int, peer: Peer, number: int) -> None:
-        """Tell a server that a move is given up, in a single call whose failure is ignored."""
+        """Notify a server that a move is given up, in a single call whose failure is ignored."""
         with contextlib.suppress(PsfleetError):
             peer.call("Scaling/Abandon", _abandon(number), _REPLY)
             self._unheard.pop(server, None)
 
     def _tell(self, request: ScaleRequest, peers: Sequence[Peer]) -> None:
-        """Tell every new owner to serve its rows, until it has replied.
+        """Make every new owner serve its rows: repeat the call until each server has replied.
 
-        This ends: a server that has died is started again, or the launcher ends the job.
+        The repetition ends, because a server that has died is restarted, or the launcher ends the job.
         """
         adopt = encode(AdoptRowsRequest(request.number))
         for peer in peers:

@@ -1,18 +1,18 @@
-"""Runs one shard inside a server process: takes its lock, hands it events, and carries out its instructions.
+"""Runs one shard inside a server process: takes its lock, passes events to it, and performs its instructions.
 
 `Shard` and `Coordinator` are pure state machines without threads, clocks or files. `ShardHost` is everything
-around them: the service methods call it from any thread, and it decides the order of events, waits for the
-log and the standby, completes the replies of waiting calls and reads values from the tables. Open this file
-to see under which lock something happens, or when a change counts as durable.
+around them. The service methods call it from any thread. It decides the order of events, waits for the log
+and the standby, completes the replies of waiting calls, and reads values from the tables. Open this file to
+see under which lock something happens, or when a change is durable.
 
-Every call takes the same way:
+Every call takes the same path:
 
-    lock the shard -> the state machine takes the event, the journal logs it -> unlock
-    -> wait until log and standby have it -> complete replies, this call's and those of calls it set free
+    lock the shard -> the state machine processes the event, the journal logs it -> unlock
+    -> wait until log and standby have it -> complete replies: this call's, and those of calls it unblocked
 
-The wait is outside the lock, so that other calls change the shard meanwhile and share one sync of the disk.
-Nothing may be answered before the wait: a client that has seen the reply relies on the change, even if this
-process dies in the next moment.
+The wait is outside the lock, so that other calls can change the shard meanwhile and share one sync of the
+disk. No reply may be sent before the wait: a client that has seen the reply relies on the change, even if
+this process dies in the next moment.
 """
 
 import contextlib
@@ -85,32 +85,35 @@ OUTCOMES = {"applied": OUTCOME_APPLIED, "held": OUTCOME_HELD}
 class ShardHost:
     """Host of one shard, of the coordinator on server 0, and of the calls that wait for either.
 
-    `lock` guards the shard and the coordinator; it is held for each event. Tables have locks of their own and
-    are read without `lock`, so that pulls run beside pushes.
+    `lock` guards the shard and the coordinator; it is held for each event. Each table has its own lock and is
+    read without `lock`, so that pulls run in parallel with pushes.
 
     Args:
         shard: State machine of this server's part of the tables.
         coordinator: State machine of the fleet, or None on all servers but server 0.
         deadlines: Thread that expires waiting calls.
-        limits: Limits on calls, tables and memory; defaults if None.
+        limits: Limits on calls, tables and memory, or None for the defaults.
 
     Attributes:
+        ended: Event that is set once every worker has left.
+        lanes: Shared memories of the workers on this host.
         journal: Writes changes to the log, or None if this job has no log.
         feed: Sends the log's records to the standby, if there is one.
-        parts: Writer of this server's snapshot parts.
+        parts: Writes this server's files of snapshots.
         latencies: Durations of pushes, pulls and other calls of workers.
-        bytes: Sizes of those calls and of their replies.
-        tracing: Makes the spans of pushes, or None if they are not traced.
-        worker_reports: Reports that workers have sent of themselves; only on server 0.
-        boot: Random number of this start of the process. Peers tell from it that a server was restarted.
+        bytes: Traffic of these calls and of their replies.
+        tracing: Records spans of pushes, or None if they are not traced.
+        worker_reports: Metrics and NaN reports of workers (server 0 only).
+        boot: Random number that identifies this process. A change of the number shows that a server was
+            restarted.
         followers: Waiting requests of followers.
-        mode_requests: Requests for another mode that come from outside the job's scripts.
+        mode_requests: Requests of `psfleet mode` for another mode.
         scale_file: Requests for another number of servers.
-        scale: Called when a change of the number of servers goes on.
+        scale: Called when a change of the number of servers can continue.
         poke: Called when the coordinator may have a message for the servers.
         aim: Called with the endpoint of the coordinator.
         find: Called with the endpoints of all servers, as a worker knows them.
-        members_changed: Called when a worker may have left, or is heard of for the first time.
+        members_changed: Called when a worker may have left, or when a process sends its first heartbeat.
     """
 
     def __init__(
@@ -148,13 +151,14 @@ class ShardHost:
     def mutating(self) -> Iterator[None]:
         """Hold the lock for a `with` block, then wait until the block's changes are durable.
 
-        After the block, replies that depend on its changes may be sent. Durable means in the log, and with a
-        standby on the standby too, so that a reply stays true no matter which of the two processes survives.
+        After the block, replies that depend on its changes may be sent. Durable means in the log and, if
+        there is a standby, on the standby too, so that a reply stays true whichever of the two processes
+        survives.
         """
         with self.lock:
             yield
-            # Read the ends under the lock: they cover all that the block has changed. A move of rows replaces
-            # log and feed, so the wait below must use the objects that got these changes.
+            # Read the end positions under the lock: they include all changes of the block. A move of rows
+            # replaces log and feed, so the wait below must use the objects that received these changes.
             log = None if self.journal is None else self.journal.log
             end = 0 if log is None else log.end
             feed, fed = self.feed, self.feed.end
@@ -169,14 +173,14 @@ class ShardHost:
         return self.lock if self.journal is None and not self.feed.enabled else self.mutating()
 
     def _handle(self, event: Event, call: Call) -> list[Reply]:
-        """Let the shard take an event and return its replies. The caller holds the lock.
+        """Let the shard process an event, and return its replies. The caller holds the lock.
 
-        A snapshot that the shard asks for begins here, still under the lock, so that it gets the
+        If the shard requests a snapshot, it begins here, still under the lock, so that the snapshot gets the
         coordinator's state of the same moment.
 
-        Errors lose their traceback. It holds frames, which hold the event, which holds a worker's shared
-        memory. If one of those frames held the error too, the cycle would keep that memory mapped until the
-        garbage collector runs.
+        Errors lose their traceback. A traceback references frames, which reference the event and so a
+        worker's shared memory. If one of those frames also referenced the error, the cycle would keep that
+        memory mapped until the garbage collector runs.
         """
         cutting = self.shard.cuts.under_way
         try:
@@ -199,7 +203,7 @@ class ShardHost:
         return replies + self.followers.due()
 
     def ask(self, event: Event) -> SendOutcome:
-        """Take an event that has its outcome at once, such as a push, and return the outcome.
+        """Process an event that has its outcome at once, such as a push, and return the outcome.
 
         Raises:
             PsfleetError: The shard refuses the event.
@@ -209,7 +213,8 @@ class ShardHost:
         return instruction
 
     def _ask(self, event: Event) -> Reply:
-        # A marker that tells this event's reply from those of waiting calls that the event sets free.
+        # A unique marker distinguishes this event's reply from the replies of waiting calls that the event
+        # unblocks.
         call = object()
         with self._changes():
             instructions = self._handle(event, call)
@@ -227,27 +232,27 @@ class ShardHost:
             del error
 
     def freeze(self, event: PrepareView) -> ViewReport:
-        """Freeze the shard for a new view and return how far its pushes have come.
+        """Freeze the shard for a new view, and return the pushes and rounds that it has so far.
 
         A snapshot under way is given up. If a standby has taken over, this process ends before it reports.
         """
         outcome = self._ask(event)
         assert isinstance(outcome, SendReport)
-        # The coordinator builds the new view on this report, so it must not come from a server that was
-        # replaced. The standby confirms that it still follows; if it has taken over instead, this process
-        # ends here.
+        # The coordinator decides the new view from this report, so the report must not come from a server
+        # that was replaced. The standby confirms that it still follows. If it has taken over instead, this
+        # process ends here.
         self.feed.settle(self.feed.confirm())
         return outcome.report
 
     def install(self, event: InstallView) -> None:
-        """Continue with the new view, or end the process if the view has no members."""
+        """Continue with the new view (numbered membership), or end the process if the view has no members."""
         before = {**self.shard.workers.incarnations}
         self.ask(event)
         log_view(before, event)
         self.end_if_over()
 
     def end_if_over(self) -> None:
-        """Note that a worker may have left, and let the process end once every worker has."""
+        """Note that a worker may have left. Once every worker has left, the process ends."""
         self.members_changed()
         with self.lock:
             over = self.shard.rounds.is_over()
@@ -255,13 +260,13 @@ class ShardHost:
             self.ended.set()
 
     def submit(self, event: Event, reply: DeferredReply) -> None:
-        """Take an event whose reply may have to wait, as that of a pull.
+        """Process an event whose reply may have to wait, such as a pull.
 
         Raises:
             LimitExceeded: Too many calls wait already.
         """
-        # The cheap half of the check, in every call. `_check_waiting_calls` then leaves out the calls that
-        # register.
+        # The cheap part of the check, in every call. `_check_waiting_calls` then excludes registrations from
+        # the count.
         if len(self._deadlines.live) >= self.limits.waiting_calls:
             self._check_waiting_calls()
         with self._changes():
@@ -276,20 +281,19 @@ class ShardHost:
         reply.park(self._deadlines, lambda: self._expire(reply))
 
     def exchange(self, push: Push, pull: Pull, reply: DeferredReply) -> None:
-        """Take a push and then the pull that came in the same message, whose reply may have to wait.
+        """Process a push, and then the pull that came in the same message. The pull's reply may have to wait.
 
-        With rounds this needs a single server. Otherwise a worker must know that all servers hold its push
-        before it commits the round with a pull.
+        In a mode with rounds this is allowed with a single server only. With several servers, a worker must
+        know that all of them have its push before it commits the round with a pull.
 
         Raises:
             LimitExceeded: Too many calls wait already.
-            ProtocolError: The mode has rounds, but there are several servers, or the pull does not commit
-            this push.
-                Or the mode has no rounds, but the pull commits one.
+            ProtocolError: The mode has rounds, and either there are several servers or the pull does not
+                commit this push. Or the mode has no rounds, but the pull commits one.
         """
         rounds = self.shard.consistency.declared.has_rounds
-        # Check all that can be wrong with the pull before the push takes effect: an error must mean that
-        # nothing has changed.
+        # Check everything that can be invalid about the pull before the push takes effect: an error must mean
+        # that nothing has changed.
         if rounds and (self.shard.servers > 1 or pull.commit != push.sequence):
             raise ProtocolError(
                 f"in mode {self.shard.mode!r} a pull cannot travel with the push before it unless one "
@@ -317,8 +321,8 @@ class ShardHost:
     def _values(self, serve: SendValues, reply: DeferredReply) -> bytes:
         """Read the tables for a pull and return the message to send.
 
-        The message has the values, or says that they are in shared memory. Values are read without the lock,
-        so they may be newer than the push or round that the pull waited for.
+        The message contains the values, or says that they are in shared memory. Values are read without the
+        lock, so they may be newer than the push or round that the pull waited for.
         """
         tables, view, response = self.shard.tables, self.shard.workers.view, reply.response
         if response is None:
@@ -336,10 +340,10 @@ class ShardHost:
         return message
 
     def read(self, reads: Sequence[Read]) -> bytes:
-        """Return the reply to a pull of a process without a seat, such as a reader.
+        """Return the reply to a pull of a process that is not a worker, such as a reader.
 
-        It waits for no worker, and the shard does not remember the process. In sync mode all values are of
-        one round: the lock keeps rounds from closing between two tables.
+        The pull does not wait for workers, and the shard does not record the process. In sync mode all values
+        belong to the same round, because the lock keeps rounds from closing while the tables are read.
         """
         has_rounds = self.shard.consistency.declared.has_rounds
         with self.mutating() if has_rounds else contextlib.nullcontext():
@@ -388,9 +392,9 @@ class ShardHost:
 
         Args:
             step: Calls one method of the coordinator and returns the outcomes.
-            reply: Reply of the call that takes the step, if it may have to wait.
-            registers: True for the registration of a worker. Registrations have a waiting limit of their own,
-                so that workers waiting for a new member cannot block it from joining.
+            reply: Reply of the call that takes the step, or None if the call does not wait.
+            registers: True for the registration of a worker. Registrations have a separate waiting limit, so
+                that workers waiting for a new member cannot block it from joining.
 
         Raises:
             LimitExceeded: Too many calls wait already.
@@ -423,7 +427,10 @@ class ShardHost:
             self.meet(lambda c: c.retry())
 
     def park(self, reply: DeferredReply, expired: str) -> None:
-        """Defer a reply that another thread completes; at its deadline it fails with the text `expired`."""
+        """Defer a reply that another thread will complete.
+
+        At the call's deadline it fails with the text `expired`.
+        """
         if not reply.done:
             reply.park(self._deadlines, lambda: reply.fail(DeadlineExceeded(expired)))
 
@@ -476,8 +483,8 @@ class ShardHost:
                 memory_used=shard.tables.budget.used,
             )
 
-    # The two methods below run in the thread of `Deadlines`. They change nothing durable, hence only the
-    # lock.
+    # The two methods below run in the thread of `Deadlines`. They change nothing durable, so they take only
+    # the lock.
 
     def _expire(self, reply: DeferredReply) -> None:
         with self.lock:

@@ -1,14 +1,15 @@
-"""Brings every view of the membership that the coordinator decides to all servers: a thread of server 0.
+"""Sends every change of members that the coordinator decides to all servers: a thread of server 0.
 
-The coordinator (`psfleet_server.coordinator`) is a pure state machine; this module makes its calls. It asks
-the coordinator what is due, calls the servers, and hands their replies back:
+The coordinator (`psfleet_server.coordinator`) is a pure state machine, and this module makes its calls. The
+thread gets the messages to send from the coordinator, calls the servers, and passes their replies back:
 
     due()  ->  Freeze on every server   ->  reported()   the coordinator decides the view and journals it
            ->  Install on every server  ->  installed()
 
-A call is repeated until the server replies. A server that does not reply holds up the whole change, because
-no round may close without it, but it does not hold up the calls to other servers. After ten seconds the log
-names it. The coordinator's decision is durable before an Install is sent.
+A *view* is a numbered membership. A call is repeated until the server replies. A server that does not reply
+delays the whole change, because no round may close without it, but it does not delay the calls to other
+servers. After ten seconds the log names that server. The coordinator's decision is durable before an Install
+is sent.
 """
 
 import math
@@ -40,7 +41,7 @@ from psfleet_server.rpc.endpoints import Peer
 _log = log_of(__name__)
 
 _Step = Callable[[Coordinator], Sequence[Outcome]]
-"""Hands a server's reply to the coordinator, and returns the coordinator's instructions."""
+"""Passes a server's reply to the coordinator, and returns the coordinator's outcomes."""
 
 _MOST_CALLS = 32  # calls at a time
 _INSTALL_TIMEOUT = 5.0  # seconds for one call
@@ -52,9 +53,9 @@ class ViewInstaller:
     """Makes the coordinator's calls to the servers, in a thread.
 
     Args:
-        host: Shard host of server 0, with the coordinator.
+        host: Host of server 0's shard, with the coordinator.
         access: Credentials for calls over TCP.
-        every: Seconds between looks for silent workers, which happen even if no call is due.
+        every: Seconds between checks for silent workers, which happen even if no call is due.
     """
 
     def __init__(self, host: ShardHost, access: Access, every: float) -> None:
@@ -66,13 +67,14 @@ class ViewInstaller:
         self._peers: list[Peer] = []
         self._over = False
         self._poked = False
-        # Servers that do not reply, and since when, or infinity once the log has named the server.
+        # For each server that does not reply, the time since then, or infinity once the log has named the
+        # server.
         self._silent: dict[int, float] = {}
         self._calls = ThreadPoolExecutor(_MOST_CALLS, "view-calls")
         self._thread = ServiceThread(self._run, "views")
 
     def start(self) -> None:
-        """Start the thread, which begins to call once `aim` has said where the servers are."""
+        """Start the thread. It begins to call once `aim` has set the servers' endpoints."""
         self._thread.start()
 
     def aim(self, endpoints: Sequence[str]) -> None:
@@ -88,20 +90,20 @@ class ViewInstaller:
         return self._endpoints
 
     def move_to(self, endpoints: Sequence[str]) -> None:
-        """Call these servers from now on, after a move of rows. Call it while no view is due."""
+        """Call these servers from now on, after a move of rows. Call it while no message is due."""
         before, self._peers = self._peers, self._peers_at(endpoints)
         self._endpoints = tuple(endpoints)
         for peer in before:
             peer.close()
 
     def poke(self) -> None:
-        """Wake the thread, because the coordinator may have something to send."""
+        """Wake the thread, because the coordinator may have a message to send."""
         with self._changed:
             self._poked = True
             self._changed.notify()
 
     def finish(self, seconds: float) -> None:
-        """Wait until every server has the last view, or for `seconds`: a server may have ended."""
+        """Wait until every server has the last view, at most `seconds`: a server may have ended."""
         coordinator = self._host.coordinator
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -111,7 +113,7 @@ class ViewInstaller:
             time.sleep(_PAUSE)
 
     def stop(self) -> None:
-        """End the thread and wait for it. A call that is under way fails when its connection closes."""
+        """Stop the thread and wait for it. A call that is under way fails when its connection closes."""
         with self._changed:
             self._over = True
             self._changed.notify()
@@ -144,8 +146,8 @@ class ViewInstaller:
         ]
 
     def _look(self) -> list[PendingMessage]:
-        # The flag is cleared before the coordinator is asked: a change that comes between the two sets it
-        # again, and costs at most one more look.
+        # The flag is cleared before the coordinator is called: a change in between sets the flag again, which
+        # costs at most one more check.
         with self._changed:
             self._poked = False
         coordinator = self._host.coordinator
@@ -169,7 +171,7 @@ class ViewInstaller:
             try:
                 self._host.meet(reply.result())
             # The server did not reply, or the disk is full and the decision cannot be journalled. Either way
-            # the coordinator still has the call in `due`.
+            # `due` returns the message again.
             except PsfleetError as error:
                 self._say_silent(message.server, error)
                 continue
@@ -200,7 +202,7 @@ class ViewInstaller:
         return list(self._host.coordinator.dispatch.torn)
 
     def _send(self, due: PendingMessage) -> _Step:
-        """Make the call, and return the step that hands its reply to the coordinator."""
+        """Make the call, and return the step that passes its reply to the coordinator."""
         if isinstance(due.message, PrepareView):
             return self._freeze(due, due.message)
         view = due.message.view

@@ -1,15 +1,17 @@
-"""Shared memory of the workers on this host, mapped into this server, one memory for each worker.
+"""Shared memory of the workers on this host, mapped into this server: one memory per worker.
 
-A worker offers a memory (`attach`); the tensors of its calls then lie there, and a message holds only their
-offsets. Every call names the memory's generation and a turn, which rises with each call:
+A worker offers a memory (`attach`). The tensors of its calls are then in that memory, and a message contains
+only their offsets. Every call contains the memory's *generation*, a number that the worker chooses for each
+new memory, and a *turn*, which rises with each call:
 
 - another generation: the server has restarted, or the worker has made a new memory;
-- a turn that is not newer: a delayed or repeated call, whose offsets may by now hold another call's tensors.
+- a turn that is not newer: a delayed or repeated call, whose offsets may by now point at another call's
+  tensors.
 
 In both cases the server raises LaneLost, and the worker repeats the call with its tensors in the message.
 
-A worker that dies cannot withdraw its memory. A thread watches a pidfd of each worker and unmaps the memory
-as soon as the process has ended; calls under way keep it until they end.
+A worker that dies cannot withdraw its memory. A thread watches a pidfd of each worker, and unmaps the memory
+as soon as the process has ended. Running calls keep the memory until they end.
 """
 
 import contextlib
@@ -33,7 +35,7 @@ class _AttachedRegion:
 
     Attributes:
         memory: The mapped memory.
-        incarnation: Incarnation of the worker that offered it.
+        incarnation: Number of the worker process that offered it.
         generation: Number of the memory, chosen by the worker.
         process: Pidfd of the worker, or -1 if the system has none.
         turn: Number of the last call in the memory.
@@ -49,7 +51,7 @@ class _AttachedRegion:
 
 
 class AttachedMemory:
-    """The shared memories of all workers on this host. Any thread may call."""
+    """Shared memories of all workers on this host. Any thread may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +69,7 @@ class AttachedMemory:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and unmap all memories."""
+        """Stop the thread and unmap all memories."""
         os.close(self._ending)
         self._thread.join()
         os.close(self._end)
@@ -76,7 +78,13 @@ class AttachedMemory:
         self._deaths.close()
 
     def attach(self, worker: int, incarnation: int, generation: int, offer: MemoryHandle) -> bool:
-        """Map a memory in place of the worker's earlier one.
+        """Map a worker's memory, in place of an earlier one of the same worker.
+
+        Args:
+            worker: The worker.
+            incarnation: Number of the worker's process.
+            generation: Number of the memory, chosen by the worker.
+            offer: Where to open the memory.
 
         Returns:
             False if this process cannot open the memory. The worker then sends tensors in messages.
@@ -95,8 +103,8 @@ class AttachedMemory:
     def known(self, header: Header, layout: bytes) -> CallLayout | None:
         """Return the layout of an earlier call with the same bytes, or None if there is none.
 
-        If there is a layout, the call's turn is noted. Otherwise nothing has changed, and `of` follows, which
-        also raises the errors.
+        If there is a layout, the call's turn is noted. If there is none, nothing has changed, and the caller
+        continues with `of`, which also raises the errors.
         """
         lane = header.lane
         with self._lock:
@@ -109,11 +117,11 @@ class AttachedMemory:
             return call
 
     def of(self, header: Header) -> SharedMemory | None:
-        """Return the memory with a call's tensors and note its turn, or None if they are in the message.
+        """Return the memory with a call's tensors and note its turn. None if they are in the message.
 
         Raises:
-            LaneLost: This server does not have the memory, or the call is not newer than the last one in it,
-                so its offsets may hold the tensors of another call by now.
+            LaneLost: This server does not have the memory. Or the call is not newer than the last call in the
+                memory, so its offsets may point at the tensors of another call.
         """
         if not header.HasField("lane"):
             return None
@@ -135,7 +143,10 @@ class AttachedMemory:
             return shared.memory
 
     def plan(self, worker: int, generation: int, layout: bytes) -> CallPlan | None:
-        """Return the plan for calls with these bytes, or None. Does not note a turn: `claim` follows."""
+        """Return the plan for calls with these layout bytes, or None.
+
+        The caller notes the call's turn with `claim`.
+        """
         # Without the lock: dict.get is atomic, and `claim` checks again under the lock.
         shared = self._shared.get(worker)
         if shared is None or shared.generation != generation:
@@ -144,7 +155,7 @@ class AttachedMemory:
         return None if call is None else call.plan
 
     def claim(self, worker: int, generation: int, turn: int) -> bool:
-        """Note the turn of a call with a plan. Returns False for a call for which `of` raises LaneLost."""
+        """Note the turn of a call with a plan. Returns False if `of` would raise LaneLost for this call."""
         with self._lock:
             shared = self._shared.get(worker)
             if shared is None or shared.generation != generation or turn <= shared.turn:
@@ -162,17 +173,18 @@ class AttachedMemory:
                 shared.layouts[layout] = call
 
     def forget_layouts(self) -> None:
-        """Drop all layouts, because the tables have other shapes now."""
+        """Drop all layouts, because the tables have changed."""
         with self._lock:
             for shared in self._shared.values():
                 shared.layouts.clear()
 
     def drop(self, worker: int, before: int | None = None) -> None:
-        """Unmap a worker's memory. Calls under way keep it until they end.
+        """Unmap a worker's memory. Running calls keep the memory until they end.
 
         Args:
             worker: The worker.
-            before: If given, only a memory of an earlier incarnation than this one is unmapped.
+            before: If given, only a memory of an earlier incarnation (worker process) than this one is
+                unmapped.
         """
         with self._lock:
             shared = self._shared.get(worker)
@@ -195,7 +207,8 @@ class AttachedMemory:
     def _drop_all(self, processes: set[int]) -> None:
         """Unmap the memory of workers that have died, given by their pidfds.
 
-        A function of its own, because a local name in the loop of `_watch` would keep the last memory mapped.
+        This is a separate function, because a local name in the loop of `_watch` would keep the last memory
+        mapped.
         """
         with self._lock:
             for worker, shared in list(self._shared.items()):

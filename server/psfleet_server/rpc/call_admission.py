@@ -1,15 +1,14 @@
-"""Protects a server on TCP: refuses calls without the job's token, and limits the messages that arrive at
-once.
+"""Protects a server on TCP: refuses calls without the job's token, and limits concurrently arriving messages.
 
 - Token. A call without the token ends before its message is received, so a stranger costs no memory.
-- Messages. gRPC calls a unary handler only when the whole message is here, and until then a slow sender holds
-  a thread of the pool. A handler of streams is called before its first message. So unary handlers are
-  registered as handlers of streams, which count the call first and then read one message. A client that sends
-  one message notices no difference.
+- Messages. gRPC calls a unary handler only when the whole message has arrived, and until then a slow sender
+  occupies a thread of the pool. A stream handler is called before its first message. So unary handlers are
+  registered as stream handlers, which first count the call and then read one message. A client that sends one
+  message notices no difference.
 - Connections. gRPC limits them itself (psfleet.core.net.connections.channel.server_options): it ends a
-  handshake that takes too long, and closes connections beyond a number. It does not hand out accepted
-  sockets. Do not take them from /proc either: a duplicate of a socket outlives its close, and wakes an epoll
-  that no longer knows it.
+  handshake that takes too long, and closes connections beyond a maximum. gRPC gives no access to accepted
+  sockets. Do not take them from /proc: a duplicate of a socket stays open after gRPC closes its own, and
+  wakes an epoll that no longer knows the socket.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +36,10 @@ READS = frozenset(
         "Shard/Status",
     )
 )
-"""Methods that change nothing, for any request. A pull is not one of them: it may commit a push."""
+"""Methods that change nothing, whatever the request.
+
+Pull is not among them, because a pull may commit a push.
+"""
 
 REFUSED = "the call was refused: {}; use the credentials of this job (PSFLEET_TLS)"
 """Error of a call that `Credentials.refusal` has refused, at either address."""
@@ -60,7 +62,7 @@ class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # ge
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
-        # A handler that takes a stream of requests is called before any of them is read.
+        # A handler for a stream of requests is called before any of the requests is read.
         self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse)
         self._log = RateLimitedLog(_log)
 
@@ -84,15 +86,16 @@ class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # ge
 
 
 class InboundLimit(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Limits the messages that are received at the same time, for all handlers behind it.
+    """Limits how many messages are received at the same time, for all handlers behind this interceptor.
 
     Args:
-        messages: Count of the messages that arrive at all endpoints of this server.
+        messages: Counter of the messages that are arriving at all endpoints of this server.
     """
 
     def __init__(self, messages: InboundMessages) -> None:
         self._messages = messages
-        # Wrapped handlers by the id of the original one. The original is kept too, or its id could be reused.
+        # Wrapped handlers by the id of the original one. The original is kept too, because its id could be
+        # reused.
         self._handlers: dict[int, tuple[Handler, Handler]] = {}
 
     def intercept_service(
@@ -109,7 +112,7 @@ class InboundLimit(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic
         return entry[1]
 
     def _around(self, handler: Handler) -> Handler:
-        """Wrap a unary handler as a handler of streams, which is called before its message is here."""
+        """Wrap a unary handler as a stream handler, which is called before its message has arrived."""
         if handler.unary_unary is not None:
             return grpc.stream_unary_rpc_method_handler(self._answering(handler.unary_unary))
         behavior = self._held(handler.unary_stream)

@@ -1,18 +1,18 @@
-"""Caches the layout of pushes and pulls: where the tensors of a request lie, and where the reply's values go.
+"""Caches the layout of pushes and pulls: the positions of a request's tensors and of the reply's values.
 
 A training step mostly sends the same segments as the step before: same tables, same numbers of ids, same
-offsets. So a server keys what it parsed by the bytes of the segments and, for the next call with the same
-bytes, reuses it at one of three levels:
+offsets. So a server caches the parsed request, with the bytes of the segments as the key. For the next call
+with the same bytes it reuses one of three levels:
 
 1. no entry: parse the segments and make NumPy arrays over the tensors (`segments.read_request`);
-2. `CallLayout`: the arrays are known. In shared memory they are the same views again; for tensors in the
-   message, `_MessageLayout` makes new views at the known offsets;
-3. `CallPlan`: no arrays at all, kernels get addresses. Only `PlainCalls` uses it; a small call then takes 32
-   instead of 99 us of the server's CPU (docs/decisions/0033-plain-calls.md).
+2. `CallLayout`: the arrays are known. For tensors in shared memory the same views are used again; for tensors
+  in the message, `_MessageLayout` makes new views at the known offsets;
+3. `CallPlan`: no arrays at all, kernels get addresses. Only `PlainCalls` uses it. A small call then takes 32
+  instead of 99 us of the server's CPU (docs/decisions/0033-plain-calls.md).
 
-An entry may hold only what follows from the segments. Everything that depends on values (repeated ids, room
-for new rows, the push's sequence) is checked in every call. Layouts in shared memory are kept in
-`AttachedMemory`, for each worker separately, so that no worker can name another one's memory.
+An entry may contain only information that follows from the segments. Everything that depends on values
+(repeated ids, space for new rows, the push's sequence) is checked in every call. Layouts in shared memory are
+kept in `AttachedMemory`, separately for each worker, so that no worker can name another one's memory.
 """
 
 import math
@@ -45,36 +45,38 @@ Bytes = NDArray[np.uint8]
 # Alignment in bytes that the kernels of compressed values need.
 _WORD = 4
 
-# Most ids of one table in a planned call. Its kernels keep the GIL, so all other threads wait for them.
+# Maximum number of ids of one table in a planned call. Its kernels keep the GIL, so all other threads wait
+# for them.
 _MOST_IDS = 512
-# Most bytes of values in the reply of a planned call. The whole reply, values included, is copied from the
-# prepared one, and only then filled.
+# Maximum number of bytes of values in the reply of a planned call. The whole reply, values included, is
+# copied from the prepared one, and only then filled.
 _LONGEST = 256 << 10
-# A plan prepares one reply for each pair of outcome and view; a new view makes the earlier ones useless.
+# A plan prepares one reply for each pair of outcome and view number. A new view makes the earlier replies
+# useless.
 _MOST_OPENINGS = 8
 _Opening = tuple[bytes | bytearray, list[int], int]
-"""A prepared reply: the message to send, the offset or address of each read's values, and bytes in all."""
+"""A prepared reply: the message to send, the offset or address of each read's values, and the total bytes."""
 _MOST_LAYOUTS = 64
-# Longest payload in bytes whose layout is kept. Beside a longer payload, the time to parse segments does not
-# count.
+# Longest payload in bytes whose layout is kept. For a longer payload, the time to parse segments is
+# negligible.
 _LONGEST_PARSED = 64 << 10
 _Place = tuple[np.dtype[Any], int, int]
-"""An array in a payload: type of its elements, number of elements, and offset of the first in bytes."""
+"""Position of an array in a payload: dtype, number of elements, and byte offset of the first element."""
 
 
 @dataclass(slots=True)
 class PullResponse:
     """Reply to a pull, laid out before the tables fill it in.
 
-    So values are written once, to the memory in which they travel. Lay the reply out (`lay_out` or
-    `lay_out_in`), let the tables fill `values`, then send the message that `finish` returns.
+    Values are thereby written only once, into the memory that is sent. First lay out the reply (`lay_out` or
+    `lay_out_in`), then let the tables fill `values`, then send the message that `finish` returns.
 
     Attributes:
         message: Message to send once it is filled, or empty if the values go to shared memory.
-        size: Bytes that travel, in the message or in shared memory.
-        saved: Bytes saved against sending all values as float32.
-        values: One float32 array for each read: [n] for a dense table, [ids, dim] for a sparse one.
-            The tables fill them.
+        size: Number of bytes sent, in the message or in shared memory.
+        saved: Bytes saved compared with sending all values as float32.
+        values: One float32 array for each read, which the tables fill: [n] for a dense table, [ids, dim] for
+            a sparse table.
     """
 
     message: bytes = b""
@@ -84,12 +86,12 @@ class PullResponse:
     _packed: list[tuple[Floats, CompressedValues]] = field(default_factory=list)
 
     def add(self, read: Read, shape: tuple[int, ...], room: Bytes) -> None:
-        """Add a read, whose values will travel in `room`."""
+        """Add a read. `room` is the memory from which its values will be sent."""
         if read.format == "float32":
             values = room.view(np.float32)
             self.values.append(values if len(shape) == 1 else values.reshape(shape))
             return
-        # Tables give float32 only: `finish` compresses this temporary array into the room.
+        # Tables only write float32: `finish` compresses this temporary array into `room`.
         values = np.empty(shape, np.float32)
         self.saved += values.nbytes - room.nbytes
         self.values.append(values)
@@ -98,12 +100,12 @@ class PullResponse:
     def again(self) -> "PullResponse":
         """Return a response for another call of the same layout, which fills the same arrays.
 
-        A copy, because `finish` adds to `size`.
+        The response is a copy, because `finish` adds to `size`.
         """
         return PullResponse(self.message, self.size, self.saved, self.values, self._packed)
 
     def finish(self, outcome: Outcome, view: int) -> bytes:
-        """Compress the values that travel compressed, and return the message to send.
+        """Compress the values that are sent compressed, and return the message to send.
 
         Call it once, after the tables have filled `values`.
         """
@@ -118,13 +120,13 @@ class PullResponse:
 
 @lru_cache(64)
 def push_response(outcome: Outcome) -> bytes:
-    """Encode the reply to a push; there are only a few different ones."""
+    """Encode the reply to a push. Cached, because there are only a few different replies."""
     return frame.encode(Header(outcome=outcome))
 
 
 @lru_cache(64)
 def placed(outcome: Outcome, view: int) -> bytes:
-    """Encode the reply to a pull whose values are in shared memory: an empty lane field says so."""
+    """Encode the reply to a pull whose values are in shared memory, which an empty lane field indicates."""
     header = Header(outcome=outcome, view=view)
     header.lane.SetInParent()
     return frame.encode(header)
@@ -140,12 +142,12 @@ def lay_out_in(
 
     Args:
         memory: The shared memory.
-        places: Offset in bytes for the values of each read, chosen by the worker.
-        reads: Reads to answer.
+        places: Byte offset of the values of each read, chosen by the worker.
+        reads: The reads of the pull.
         shape_of: Returns the shape of a read's values.
 
     Raises:
-        FrameError: An offset is no multiple of 4, or values would end outside the memory.
+        FrameError: An offset is not a multiple of 4, or values would end outside the memory.
     """
     response = PullResponse()
     for offset, read in zip(places, reads, strict=True):
@@ -167,7 +169,7 @@ def lay_out(
 
     Args:
         header: Header of the response, without its segments.
-        reads: Reads to answer.
+        reads: The reads of the pull.
         shape_of: Returns the shape of a read's values.
 
     Raises:
@@ -187,15 +189,15 @@ def lay_out(
 def _opening(
     fields: bytes, parts: tuple[tuple[int, Format, tuple[int, ...]], ...]
 ) -> tuple[bytes, list[tuple[int, int, int]], int]:
-    """Encode all of a response before its payload. Cached, because most responses look like the one before.
+    """Encode the part of a response before its payload. Cached, because most responses repeat the one before.
 
     Args:
-        fields: The header without its segments, encoded: a message is no key of a cache.
+        fields: The header without its segments, encoded, because a cache key must be hashable.
         parts: Table, format and shape of each read.
 
     Returns:
-        The bytes before the payload; for each read the offsets in the payload where its values start, where
-        they end and where their padding ends; and the size of the payload in bytes.
+        The bytes before the payload. For each read, the payload offsets of the start of its values, the end
+        of its values and the end of their padding. And the size of the payload in bytes.
     """
     header, rooms, end = Header.FromString(fields), [], 0
     for table, form, shape in parts:
@@ -209,9 +211,9 @@ def _opening(
 
 @dataclass(slots=True)
 class _TablePart:
-    """A gradient or a read of a planned call.
+    """Gradient or read of a planned call.
 
-    Offsets count from the payload; in shared memory they are addresses.
+    Offsets are relative to the payload; in shared memory they are addresses.
 
     Attributes:
         table: The table that is pushed or pulled.
@@ -233,25 +235,25 @@ class _TablePart:
 class CallPlan:
     """Carries out any call of one known layout by addresses, without making an array.
 
-    A plan holds offsets from the payload. Each call adds its base, the address of its own payload:
+    A plan stores offsets within the payload. Each call adds its base, the address of its own payload:
 
         base                                  payload of this call, in its message
         |----------|--------------------|
         | ids      | gradient values    |
         0          part.values            offsets, the same in every call of the layout
 
-    For tensors in shared memory the base is 0 and the offsets are addresses, because that memory stays where
-    it is.
+    For tensors in shared memory the base is 0 and the offsets are addresses, because that memory does not
+    move.
 
     A plan relies on its caller: the shard's lock is held from `fit` to the end of `apply`, `fit` has returned
-    True, and `version` equals that of the tables.
+    True, and `version` equals the version of the tables.
 
     Attributes:
         size: Bytes of the payload, or 0 if the tensors are in shared memory.
         gradient_bytes: Bytes of the gradients.
         pushes: True if the call has gradients.
         pulls: True if the call has reads.
-        version: Version of the tables that the plan was made for. Tables of another version may have other
+        version: Version of the tables that the plan was made for. Tables of another version may have moved in
             memory, so the plan must not be used with them.
     """
 
@@ -267,7 +269,7 @@ class CallPlan:
         Args:
             tables: The shard's tables.
             request: Gradients and reads of that call.
-            room: Its response in shared memory, or None if its tensors are in the message.
+            room: Response of that call in shared memory, or None if its tensors are in the message.
             payload: Payload of its message.
 
         Raises:
@@ -286,9 +288,9 @@ class CallPlan:
         self._updates = [self._update(gradient) for gradient in request.gradients]
         self._reads = [self._part(read.table, read.ids) for read in request.reads]
         self._outs = [] if room is None else [address_of(values) for values in room.values]
-        # Shared memory is unmapped when its last array is collected. `AttachedMemory` drops its own as soon
-        # as the worker dies, which may be during a call: without these references the kernels would write to
-        # unmapped addresses.
+        # Shared memory is unmapped when its last array is collected. `AttachedMemory` drops its arrays as
+        # soon as the worker dies, which may be during a call: without these references the kernels would
+        # write to unmapped addresses.
         self._lent = () if room is None else (*request.gradients, *room.values)
         self._bytes = 0 if room is None else room.size
         self._openings: dict[tuple[Outcome, int], _Opening] = {}
@@ -296,8 +298,8 @@ class CallPlan:
     def _place(self, array: NDArray[Any]) -> int:
         offset = address_of(array) - self._first
         if self.size and not 0 <= offset <= self.size - array.nbytes:
-            # Not in the payload, so it is a copy: of an unaligned array, for example. Later calls would need
-            # copies of their own.
+            # The array is not in the payload, so it is a copy, for example of an unaligned array. Later calls
+            # would need new copies.
             raise ValueError("it is a copy")
         return offset
 
@@ -341,14 +343,13 @@ class CallPlan:
                 table.push(floats_at(values, table.count), part.rate)
 
     def respond(self, base: int, outcome: Outcome, view: int) -> tuple[bytes, int]:
-        """Read the tables and return the reply, and the bytes of its message and values together.
+        """Read the tables and return the reply, and the number of bytes of its message and values together.
 
-        Needs no lock: each table is read under its own, as in any other pull.
+        The caller needs no lock: each table is read under its own lock, as in any other pull.
         """
         opening, outs, size = self._openings.get((outcome, view)) or self._open(outcome, view)
-        # Of a bytearray (values in the message) bytes() makes a copy, and of a bytes object (values in shared
-        # memory) none. No other thread has the copy yet, so the kernels may write into it although bytes are
-        # immutable.
+        # bytes() copies a bytearray (values in the message) but not a bytes object (values in shared memory).
+        # No other thread has the copy yet, so the kernels may write into it although bytes are immutable.
         message = bytes(opening)
         payload_address = content_address(message) if self.size else 0
         for part, out in zip(self._reads, outs, strict=True):
@@ -360,7 +361,7 @@ class CallPlan:
         return message, size
 
     def _open(self, outcome: Outcome, view: int) -> _Opening:
-        """Prepare the reply for an outcome and a view, and keep it."""
+        """Prepare the reply for an outcome and a view number, and keep it."""
         if self.size:
             header = Header(outcome=outcome, view=view)
             response = lay_out(header, self._asked, self._tables.shape_of)
@@ -405,8 +406,8 @@ class CallLayout:
 class MessageLayouts:
     """Cache of layouts of calls that carry their tensors in the message, by the bytes of their segments.
 
-    Each message is memory of its own, so every call gets new arrays at the known offsets. All workers share
-    the cache. Any thread may call without a lock: an entry never changes, and a lost entry only costs another
+    Every message is new memory, so every call gets new arrays at the known offsets. All workers share the
+    cache. Any thread may call without a lock: an entry never changes, and a lost entry only costs another
     parse.
     """
 
@@ -414,7 +415,7 @@ class MessageLayouts:
         self._layouts: dict[bytes, _MessageLayout] = {}
 
     def known(self, header: Header, layout: bytes, payload: memoryview) -> CallLayout | None:
-        """Return the layout of a call whose segments have these bytes, or None if they are new."""
+        """Return the layout of a call whose segments have these bytes, or None if the bytes are new."""
         known = self._layouts.get(layout)
         # The segments do not give the length of the payload, and a shorter one would be read beyond its end.
         if known is None or known.size != len(payload) or header.HasField("lane"):
@@ -433,10 +434,10 @@ class MessageLayouts:
         tensors: TensorRequest,
         plan: CallPlan | None = None,
     ) -> None:
-        """Remember a call's layout for later calls with the same segments."""
+        """Keep a call's layout for later calls with the same segments."""
         if 0 < len(payload) <= _LONGEST_PARSED:
-            # Where the number of ids changes in each step, layouts never repeat and would fill any cache.
-            # Layouts that do repeat are back after the next step.
+            # If the number of ids changes in each step, layouts never repeat and would fill any cache.
+            # Layouts that do repeat are added again by the next step.
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.clear()
             self._layouts[layout] = _MessageLayout(payload, tensors, plan)
@@ -447,10 +448,11 @@ class MessageLayouts:
 
 
 class _MessageLayout:
-    """Offsets, types and shapes of the arrays in the payload of a message.
+    """Offsets, dtypes and shapes of the arrays in the payload of a message.
 
-    A payload has the gradients first, then the reads. The ids of a part come before its values, without a
-    gap; each part begins at a multiple of ALIGNMENT. `is_lasting` has checked that.
+    A payload has the gradients first, then the reads. The ids of a gradient come right before its values,
+    without a gap. Each gradient and each read begins at a multiple of ALIGNMENT. `is_lasting` has checked
+    that.
 
     Attributes:
         size: Bytes of the payload.
@@ -482,7 +484,7 @@ class _MessageLayout:
             self._reads.append((read.table, None if read.ids is None else next_place(read.ids)))
 
     def over(self, payload: memoryview) -> TensorRequest:
-        """Return the request of a call whose arrays lie in this payload."""
+        """Return the request of a call, with arrays that are views of this payload."""
         request = TensorRequest()
         for table, ids, values, shape, rate in self._gradients:
             rows = None if ids is None else _array(payload, *ids)
@@ -501,18 +503,18 @@ def _array(payload: memoryview, dtype: np.dtype[Any], count: int, at: int) -> ND
 def lay_out_call(
     tensors: TensorRequest, memory: SharedMemory | None, shape_of: Callable[[Read], tuple[int, ...]]
 ) -> CallLayout:
-    """Make the layout of a call from its parsed segments, and of its response in shared memory."""
+    """Make the layout of a call from its parsed segments, and of its response if that is in shared memory."""
     if memory is None:
         return CallLayout(tensors)
     return CallLayout(tensors, lay_out_in(memory, tensors.places, tensors.reads, shape_of))
 
 
 def is_lasting(layout: bytes, header: Header) -> bool:
-    """Return whether later calls with these layout bytes may reuse what was parsed from this call.
+    """Return whether later calls with these layout bytes may reuse the result of parsing this call.
 
-    That needs two things. All arrays are views of the call's memory: float32, aligned, and no positions of
-    single elements, which are converted to new arrays. And the layout bytes hold all of the segments and
-    nothing else.
+    That needs two things. All arrays must be views of the call's memory: float32, aligned, and no positions
+    of single elements, which are converted to new arrays. And the layout bytes must contain all of the
+    segments and nothing else.
 
     Args:
         layout: First part of the header, in which workers send the segments.

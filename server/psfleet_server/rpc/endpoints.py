@@ -1,11 +1,12 @@
 """Binds the two addresses of this server, serves tensors at the second one, and calls other servers.
 
-A server answers every method at one of its addresses: those that carry values of tables at that for tensors,
-over psfleet's own HTTP/2, and everything else with gRPC. Both addresses are bound before the first call is
-answered, since a client takes both from the same endpoint (psfleet/core/base/settings/server_endpoints.py).
+Every method is served at exactly one of the addresses. Methods that carry values of tables use the address
+for tensors, over psfleet's own HTTP/2. All other methods use gRPC. Both addresses are bound before the first
+call is served, because a client derives both from the same endpoint
+(psfleet/core/base/settings/server_endpoints.py).
 
-An address is checked before gRPC binds it: gRPC says only "failed to bind", and takes a unix socket away from
-a server that still uses it.
+An address is checked before gRPC binds it, because gRPC only reports "failed to bind", and takes a unix
+socket away from a server that still uses it.
 """
 
 import contextlib
@@ -49,7 +50,7 @@ class Peer:
 
     Args:
         name: Name of the server in messages, such as "server 1 at host:port".
-        endpoint: Endpoint at which it listens.
+        endpoint: Endpoint of the server.
         access: Credentials for calls over TCP.
     """
 
@@ -64,13 +65,13 @@ class Peer:
         return cls(f"server {index} at {endpoint}", endpoint, access)
 
     def call(self, method: str, request: bytes, seconds: float) -> bytes:
-        """Call "Service/Method" and return the bytes of the reply.
+        """Call a method of the server and return the bytes of the reply.
 
-        If the server cannot be reached, waits up to 0.5 seconds for the connection before it raises the
-        error, so that the next call finds the connection.
+        If the server is unreachable, this waits up to 0.5 seconds for the connection before it raises the
+        error, so that the next call finds the connection ready.
 
         Args:
-            method: "Service/Method".
+            method: Service and name of the method, such as "Membership/Freeze".
             request: Bytes of the request.
             seconds: Limit of the call.
 
@@ -91,16 +92,16 @@ class Peer:
         return reply
 
     def close(self) -> None:
-        """Close the connection. Calls under way fail. Safe to call twice."""
+        """Close the connection. Running calls fail. Safe to call twice."""
         self._channel.close()
 
 
 def bind(server: grpc.Server, endpoint: str, access: Access) -> tuple[str, socket.socket]:
-    """Bind both addresses of an endpoint: that of gRPC in `server`, and a socket for tensors.
+    """Bind both addresses of an endpoint: the gRPC address in `server`, and a socket for tensors.
 
     Returns:
-        The endpoint as clients must name it, with the ports that port 0 has become, and the socket that
-        listens for tensors.
+        The endpoint that clients must use, with the actual ports in place of port 0, and the listening socket
+        for tensors.
 
     Raises:
         ConfigError: An address is in use, invalid or not of this host. Or it is TCP, and `access` neither has
@@ -129,7 +130,7 @@ def bind(server: grpc.Server, endpoint: str, access: Access) -> tuple[str, socke
 
 
 def release(endpoint: str) -> None:
-    """Remove the socket files that `bind` may have made for an endpoint."""
+    """Remove the socket files that `bind` may have created for an endpoint."""
     for address in addresses_of(endpoint):
         if not is_tcp(address):
             Path(address.removeprefix("unix:")).unlink(missing_ok=True)
@@ -165,7 +166,7 @@ def _cannot_listen(address: str, error: OSError) -> ConfigError:
 
 
 def _claim_socket(endpoint: str) -> None:
-    """Remove the socket file of a dead server.
+    """Remove the socket file that a dead server has left.
 
     Raises:
         ConfigError: A server still listens there, or the path cannot be used.
@@ -192,7 +193,7 @@ def _claim_socket(endpoint: str) -> None:
 
 
 def _try_port(endpoint: str) -> None:
-    """Bind the port for a moment, because the system's error says what is wrong and gRPC's does not."""
+    """Bind the port for a moment, because the system's error message gives the reason and gRPC's does not."""
     host, _, port = endpoint.rpartition(":")
     try:
         addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
@@ -205,14 +206,14 @@ def _try_port(endpoint: str) -> None:
 
 
 class MeasuredMethod(NamedTuple):
-    """A method that carries tensors.
+    """Method that carries tensors, with the histogram of its durations.
 
     Attributes:
-        behavior: Function of the request and, unless `returns` is set, of a DeferredReply.
+        behavior: Function of the request's bytes and, unless `returns` is set, of a DeferredReply.
         latency: Histogram that gets the time from each call to its reply.
         returns: True if the behavior returns the reply. Otherwise it completes the DeferredReply.
-        at_once: Fast path that is called first, or None. It returns the reply, or None without having changed
-            anything; `behavior` then handles the call.
+        at_once: Fast path that is called first, or None. It returns the reply, or it returns None without
+            having changed anything, and `behavior` then handles the call.
     """
 
     behavior: Callable[..., Any]
@@ -221,7 +222,10 @@ class MeasuredMethod(NamedTuple):
     at_once: Callable[[bytes], bytes | None] | None = None
 
     def serve_call(self, request: bytes, call: IncomingCall) -> None:
-        """Answer a call now or later. An exception of the method becomes the error of the call."""
+        """Handle a call.
+
+        The reply may come later. An exception of the method becomes the error of the call.
+        """
         reply = DeferredReply(call, call.end, self.latency)
         try:
             if self.returns:
@@ -240,14 +244,14 @@ def tensor_server(
     messages: InboundMessages,
     methods: Mapping[str, MeasuredMethod],
 ) -> Http2Server:
-    """Return the server of the calls that carry tensors, which is not started yet.
+    """Return the server for calls that carry tensors. The caller must start it.
 
     Args:
         listener: Socket that `bind` has made. The server closes it when it stops.
         endpoint: Endpoint of this process.
         access: Credentials of this process. Over TCP a call without the job's token is refused.
         limits: Limits on connections and messages.
-        messages: Count of the messages that arrive at both addresses.
+        messages: Counter of the messages that are arriving at both addresses.
         methods: Methods by path.
     """
     credentials = access.credentials if is_tcp(endpoint) else None

@@ -1,9 +1,9 @@
 """Replies to calls: deferred without holding a thread, expired at their deadline, refused and logged.
 
-A sync pull waits for the slowest worker. If each waiting call held a thread of gRPC's pool, as many waiting
-workers as threads would lock out the very call that they wait for. So a call becomes a `DeferredReply`, its
-thread returns to the pool, and any thread may complete the reply later. If no thread does in time, the thread
-of `Deadlines` expires it.
+A sync pull waits for the slowest worker. If each waiting call held a thread of gRPC's pool, then as soon as
+all threads wait, the pool could not receive the call that they wait for. So a call becomes a `DeferredReply`,
+its thread returns to the pool, and any thread may complete the reply later. If no thread does in time, the
+thread of `Deadlines` expires it.
 
 Two functions make a gRPC handler of a method:
 
@@ -13,8 +13,8 @@ Two functions make a gRPC handler of a method:
 Pushes and pulls do not come over gRPC; endpoints.py makes their replies.
 
 gRPC's threaded server defers replies through `experimental_non_blocking` handlers, which exist for streaming
-replies only. A client that calls one as an ordinary unary method sees an ordinary unary call. A test pins
-both.
+replies only. A client that calls such a handler as an ordinary unary method sees an ordinary unary call. A
+test checks both.
 """
 
 import contextlib
@@ -56,7 +56,10 @@ _fences, _errors = RateLimitedLog(_log), RateLimitedLog(_log)
 
 
 _MOST_FIELDS = 100_000
-"""Most fields of a request. A field takes 2 bytes or more on the wire, and many times that once parsed."""
+"""Maximum number of fields in a request.
+
+A field takes 2 bytes or more on the wire, and many times that once parsed.
+"""
 # Duration in ns above which a call is logged as slow, unless it was deferred to wait for another worker.
 SLOW = 1_000_000_000
 # Seconds after which a call without a deadline is expired: a day.
@@ -64,7 +67,7 @@ LONGEST = 86_400.0
 
 
 def explain(error: Exception, recent: RecentEvents) -> None:
-    """Add the last events of the state machine that raised an unexpected error to it, as a note."""
+    """Add the last events of a state machine, as a note, to an unexpected error that it has raised."""
     if _is_unexpected(error) and not getattr(error, "__notes__", ()):
         error.add_note("\n  ".join(["last events, the newest last:", *recent.lines()]))
 
@@ -87,9 +90,9 @@ def explained(recent: RecentEvents) -> Iterator[None]:
 
 
 def log_refusal(error: PsfleetError) -> None:
-    """Log the error that a call is refused with, if it is a fence or unexpected.
+    """Log the error of a refused call, if the error is a fence or unexpected.
 
-    Other errors are part of ordinary operation: only the caller sees them.
+    Other errors are part of ordinary operation, and only the caller sees them.
     """
     if isinstance(error, Fenced):
         _fences.say(f"fenced: {error}")
@@ -107,9 +110,9 @@ def parsed(kind: Any, request: bytes) -> Any:
     """Parse a request as a message of class `kind`.
 
     Raises:
-        FrameError: The request is no such message, or has too many fields.
+        FrameError: The request is not a message of that class, or has too many fields.
     """
-    # A field takes 2 bytes at least, so a request that is no longer than this cannot have too many.
+    # A field takes at least 2 bytes, so only a longer request can have too many.
     if len(request) > 2 * _MOST_FIELDS:
         _check_fields(kind, request)
     try:
@@ -119,7 +122,7 @@ def parsed(kind: Any, request: bytes) -> Any:
 
 
 def _check_fields(kind: Any, request: bytes) -> None:
-    # Counts before protobuf parses: a message of millions of tiny fields would take gigabytes.
+    # Count before protobuf parses: a message of millions of tiny fields would take gigabytes.
     at = fields = 0
     while at < len(request):
         at = next_field(request, at)[3]
@@ -138,7 +141,7 @@ def encoded(message: Any) -> bytes:
 
 
 class CallContext(Protocol):
-    """Interface of a call, as far as its reply uses it.
+    """Interface of a call: the methods that a reply needs.
 
     A grpc.ServicerContext has these methods, and so does an IncomingCall of psfleet.core.net.http2.
     """
@@ -151,19 +154,20 @@ class CallContext(Protocol):
 
 
 class DeferredReply:
-    """Open reply of one call. Any thread may complete it or let it fail; the first one to do so counts.
+    """Open reply of one call. Any thread may complete it or let it fail. Only the first thread has an effect.
 
     Args:
-        context: The call, for its deadline, its end and its error code.
-        end: Sends the message and ends the call; None as message ends it without a reply, after an error.
+        context: The call, which gives its deadline and its end, and takes its error code.
+        end: Sends the message and ends the call. Called with None, it ends the call without a message, after
+            an error.
         latency: Histogram that gets the time from the call to its reply.
 
     Attributes:
         done: True once the call has its reply.
         response: Response laid out in shared memory, or None if its values go into the message.
         outcome: Outcome of the push that came with the pull, for the response.
-        waited: Histogram that gets the time to the reply too, or None. It is set when the call has to
-            wait for other workers.
+        waited: Second histogram that gets the time to the reply, or None. It is set when the call has to wait
+            for other workers.
     """
 
     def __init__(
@@ -193,7 +197,7 @@ class DeferredReply:
             self._end(None)
 
     def measure(self, latency: LatencyHistogram) -> None:
-        """Add the time since the call came to a histogram, in ns by powers of two."""
+        """Add the time since the call arrived to a histogram of ns by powers of two."""
         duration = time.perf_counter_ns() - self._began
         latency.counts[duration.bit_length()] += 1
         latency.total += duration
@@ -201,16 +205,18 @@ class DeferredReply:
     def park(
         self, deadlines: "Deadlines", expire: Callable[[], None], most: float = LONGEST
     ) -> None:
-        """Defer the reply; call `expire` after `most` seconds, at its deadline or when its client is gone.
+        """Defer the reply, and call `expire` if it is not complete in time.
 
-        `expire` runs in the thread of `deadlines`. It may wait for a standby, so it must not run in a thread
-        of gRPC or HTTP/2, which may be the one that receives the standby's messages.
+        `expire` is called after `most` seconds, at the call's deadline or when the client is gone, whichever
+        comes first. It runs in the thread of `deadlines`. It may wait for a standby, so it must not run in a
+        thread of gRPC or HTTP/2, which may be the thread that receives the standby's messages.
         """
         # The order matters, because another thread may complete the reply at any time. Its `_finish` sets
-        # `done` and then calls `forget` if it sees `_deadlines`. So `_deadlines` is set first, and `done` is
+        # `done`, and then calls `forget` if it sees `_deadlines`. So `_deadlines` is set first, and `done` is
         # read last: the thread that comes second forgets the reply.
         self._deadlines = deadlines
-        # The client gives up at its deadline: expire a little earlier, so that it gets the server's error.
+        # The client gives up at its deadline. Expire a little earlier, so that the client gets the server's
+        # error.
         remaining = min(self._context.time_remaining(), LONGEST) - GRACE / 2
         deadlines.watch(self, time.monotonic() + max(min(remaining, most), 0), expire)
         # False means that the call has ended and the callback will not run.
@@ -239,12 +245,12 @@ class Deadlines:
     """Thread that expires waiting calls, each at its own time.
 
     Attributes:
-        live: Waiting calls with what expires them, by number.
+        live: Waiting calls by number, each with the function that expires it.
     """
 
-    # A heap of (time, number) gives the next call to expire. An answered call leaves `live` at once, while
-    # its heap entry stays until it comes to the top: a heap cannot remove from its middle. Numbers break ties
-    # of time, and never repeat, so an entry that stayed behind cannot name a later call.
+    # A heap of (time, number) gives the next call to expire. A completed call leaves `live` at once, but its
+    # heap entry stays until it comes to the top, because a heap cannot remove from its middle. Numbers break
+    # ties of time and never repeat, so an entry that stayed behind cannot name a later call.
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -260,7 +266,7 @@ class Deadlines:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching; calls that still wait are not expired."""
+        """Stop the thread. Calls that still wait are not expired."""
         with self._condition:
             self._closed = True
             self._condition.notify()
@@ -285,7 +291,7 @@ class Deadlines:
                 self._condition.notify()
 
     def forget(self, reply: DeferredReply) -> None:
-        """Stop watching a reply that is complete. Does nothing if it is not watched."""
+        """Stop watching a reply that is complete. Does nothing if the reply is not watched."""
         with self._condition:
             self.live.pop(self._of.pop(reply, -1), None)
 
@@ -296,7 +302,7 @@ class Deadlines:
             expire()
 
     def _next(self) -> Callable[[], None] | None:
-        """Wait until a call expires and return its `expire`, or None once the thread is to stop."""
+        """Wait until a call expires and return its `expire`, or None once the thread must stop."""
         with self._condition:
             while not self._closed:
                 while self._heap and self._heap[0][1] not in self.live:
@@ -315,7 +321,7 @@ class Deadlines:
 def perform(
     behavior: Callable[[bytes, DeferredReply], None], request: bytes, reply: DeferredReply
 ) -> None:
-    """Call a method, and let the reply fail with the exception that the method raises."""
+    """Call a method. If it raises an exception, the reply fails with it."""
     try:
         behavior(request, reply)
     except Exception as error:
@@ -325,7 +331,7 @@ def perform(
 def parkable(
     behavior: Callable[[bytes, DeferredReply], None], latency: LatencyHistogram | None = None
 ) -> "grpc.RpcMethodHandler[Any, Any]":
-    """Make a gRPC handler whose behavior completes its reply now or later, from any thread.
+    """Make a gRPC handler for a method that completes its reply now or later, from any thread.
 
     Args:
         behavior: Takes the request and the reply.
@@ -346,7 +352,7 @@ def parkable(
 
 
 def _end(send: Callable[[bytes | None], None], message: bytes | None) -> None:
-    """End a call of gRPC: send the message, if there is one, then the end of the stream."""
+    """End a gRPC call: send the message, if there is one, then the end of the stream."""
     if message is not None:
         send(message)
     send(None)
@@ -355,7 +361,7 @@ def _end(send: Callable[[bytes | None], None], message: bytes | None) -> None:
 def immediate(
     behavior: Callable[[bytes], bytes], latency: LatencyHistogram | None = None
 ) -> "grpc.RpcMethodHandler[Any, Any]":
-    """Make a gRPC handler whose behavior returns the reply's message."""
+    """Make a gRPC handler for a method that returns the reply's bytes."""
     histogram = latency or LatencyHistogram()
 
     def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -378,9 +384,10 @@ def immediate(
 
 
 def as_psfleet_error(error: Exception) -> PsfleetError:
-    """Return the error to send for an exception.
+    """Return the error to send to the client for an exception.
 
-    An exception that is not psfleet's own is a bug: the log gets its traceback, the client only a summary.
+    An exception that is not a PsfleetError is a bug. The log then gets its traceback, and the client only a
+    summary.
     """
     if isinstance(error, PsfleetError):
         return error

@@ -1,4 +1,4 @@
-"""Methods that a server offers: request bytes in, checked and handed to the server's parts, reply bytes out.
+"""gRPC methods of a server: check a request's bytes, call the part of the server that acts, encode the reply.
 
-Start with `method_handlers`, which lists them. `shard_service` has pushes and pulls.
+Start with `method_handlers`, which lists all methods. `shard_service` has pushes and pulls.
 """

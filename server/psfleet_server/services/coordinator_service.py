@@ -1,8 +1,8 @@
 """gRPC methods of the services Coordinator (server 0) and Membership (every server).
 
-Coordinator answers workers: registrations, collectives, data and heartbeats. Its calls that wait for other
-workers get a `DeferredReply`, which holds no thread. Membership answers server 0, which freezes servers and
-installs views. Methods run in threads of the RPC server; `ShardHost` takes the lock.
+Workers call Coordinator: registrations, collectives, data and heartbeats. Calls that wait for other workers
+get a `DeferredReply`, which holds no thread. Server 0 calls Membership to freeze servers and to install views
+(memberships). Methods run in threads of the RPC server; `ShardHost` takes the lock.
 """
 
 import math
@@ -34,7 +34,7 @@ from psfleet_server.rpc.replies import DeferredReply, encoded, explained, parsed
 
 
 class CoordinatorService:
-    """Methods of the service Coordinator."""
+    """Methods of the service Coordinator, which workers call on server 0."""
 
     def __init__(self, host: ShardHost) -> None:
         self._host = host
@@ -79,7 +79,7 @@ class CoordinatorService:
         return encoded(reply)
 
     def _used(self, worker: int, incarnation: int) -> int:
-        """Return how many leases the incarnation has used up, according to its pushes to this server."""
+        """Return the number of leases that the worker has used up, according to its pushes to this server."""
         with self._host.lock:
             workers = self._host.shard.workers
             is_present = workers.incarnations.get(worker) == incarnation
@@ -166,7 +166,7 @@ class CoordinatorService:
 
 
 def _oldest_heartbeat(coordinator: Coordinator, now: float) -> float:
-    """Return the time of the oldest among the workers' last heartbeats.
+    """Return the time of the last heartbeat of the worker whose last heartbeat is oldest.
 
     Returns -infinity if a worker has sent none yet, and `now` if there are no workers.
     """
@@ -182,7 +182,7 @@ def _array(message: Any) -> Any:
 
     Raises:
         ShapeError: The dtype or the number of axes is not allowed.
-        FrameError: The bytes do not fit the shape.
+        FrameError: The number of bytes does not match the shape.
     """
     if message.dtype not in DTYPES:
         raise ShapeError(f"all_reduce of dtype {message.dtype!r}; it must be {', '.join(DTYPES)}")
@@ -201,7 +201,7 @@ def _array(message: Any) -> Any:
 
 
 class MembershipService:
-    """Methods of the service Membership."""
+    """Methods of the service Membership, which server 0 calls on every server."""
 
     def __init__(self, host: ShardHost) -> None:
         self._host = host

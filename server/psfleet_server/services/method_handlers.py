@@ -1,10 +1,10 @@
 """Lists the methods that a server offers to workers, readers and other servers, by name.
 
-Methods without tensors are served by gRPC (`handlers`), and those that carry values of tables by psfleet's
-own HTTP/2 (`tensor_methods`). No method is in both. Snapshots, metrics, standbys and moves of rows register
-their handlers in modules of their own; `psfleet_server.process` adds them.
+Methods without tensors are served by gRPC (`handlers`). Methods that carry values of tables are served by
+psfleet's own HTTP/2 (`tensor_methods`). No method is in both. Snapshots, metrics, standbys and moves of rows
+register their handlers in other modules; `psfleet_server.process` adds them.
 
-To let metrics show the times of a method, give it a histogram: `parkable(service.take,
+To show the durations of a method in the metrics, give it a histogram: `parkable(service.take,
 host.latencies.of(NAME, HELP))` makes the metric psfleet_NAME_seconds.
 """
 
@@ -26,7 +26,7 @@ B = TypeVar("B", bound=Callable[..., Any])
 
 
 def handlers(host: ShardHost) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
-    """Return the gRPC handlers of a server's Shard, Membership, Followers and (server 0) Coordinator."""
+    """Return the gRPC handlers of Shard, Membership and Followers, and on server 0 of Coordinator."""
     shard, members, followers = ShardService(host), MembershipService(host), FollowerService(host)
     services = [
         _service(
@@ -101,9 +101,10 @@ def _service(
 
 
 def _traced(host: ShardHost, method: str, behavior: B) -> B:
-    """Return the behavior, with a span for each push that its worker traces if this server traces.
+    """Return the method with a span for each push that its worker traces, if this server traces.
 
-    The span of an exchange ends when the pull is answered, or waits for other workers.
+    The span of an exchange (a push with a pull) ends when the pull is answered or begins to wait for other
+    workers.
     """
     tracing = host.tracing
     if tracing is None:

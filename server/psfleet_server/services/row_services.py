@@ -4,8 +4,8 @@
 - Followers: pages and changes of tables, for processes that keep a copy of the weights.
 - Scaling: calls of server 0 and of other servers while the number of servers changes (`RowMoves`).
 
-The copy for a standby is a frozen image, so pushes go on while it is sent. Methods run in threads of the RPC
-server; a standby that follows holds one such thread.
+The copy for a standby is a frozen image, so pushes continue while it is sent. Methods run in threads of the
+RPC server; each attached standby holds one such thread.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ from psfleet_server.rpc.replies import DeferredReply, as_psfleet_error, encoded,
 
 
 class FollowerService:
-    """Methods of the service Followers."""
+    """Methods of the service Followers, for processes that keep a copy of the weights."""
 
     def __init__(self, host: ShardHost) -> None:
         self._host = host
@@ -112,7 +112,7 @@ class _ScalingService:
 
 
 def feeds_standby(host: ShardHost) -> None:
-    """Send the host's records and decisions to a standby too, from now on, after they are in the log."""
+    """Send the host's records and decisions to a standby too from now on, after they are in the log."""
     shard, coordinator = host.shard, host.coordinator
     host.feed.enabled = True
     keep = shard.journal
@@ -169,7 +169,7 @@ class _ReplicaService:
                 f"a standby reads records of version {request.version}, this server writes version "
                 f"{VERSION}; start both with the same version of psfleet"
             )
-        # Nothing changes between these lines, so the first record after the copy is the first one in `feed`.
+        # Nothing changes within this block, so the first record in `feed` is the first one after the copy.
         with self._moves.still():
             feed, shard, state = self._moves.copy(request.servers)
             last = feed.attach(request.attach)
@@ -207,7 +207,7 @@ def _said(requests: Iterator[bytes]) -> Iterator[FollowRequest]:
 
 
 def _copy(frozen: FrozenShard) -> Iterator[Record]:
-    """Yield the records that turn an empty shard into one with these tables."""
+    """Yield the records that turn an empty shard into a shard with these tables."""
     for table in frozen.tables:
         count = 0 if table.spec.kind == "sparse" else table.columns()["value"][1][0]
         yield CreateTable(table.spec, np.zeros(count, np.float32))
@@ -216,7 +216,7 @@ def _copy(frozen: FrozenShard) -> Iterator[Record]:
 
 
 def _pages(table: FrozenTable) -> Iterator[dict[str, Any]]:
-    """Yield groups of columns, one group for each record: a dense table whole, a sparse one page by page."""
+    """Yield the columns for each record: a dense table at once, a sparse table page by page."""
     if table.spec.kind == "dense":
         yield {name: values for page in table.pages() for name, values in page.items()}
         return
@@ -231,7 +231,7 @@ def _encoded(record: Record) -> tuple[int, bytes]:
 
 
 def _messages(record: ShippedRecord) -> Iterator[bytes]:
-    """Yield the messages for one record."""
+    """Yield the encoded messages for one record."""
     if not record.kind:
         if record.wants_metrics:
             yield encoded(FollowReply(wants_metrics=True))

@@ -1,14 +1,14 @@
 """Methods of the gRPC service Shard: parse and check a request, hand it to the shard, encode the reply.
 
-There are two ways for pushes and pulls, with the same replies and the same effects:
+There are two code paths for pushes and pulls, with the same replies and the same effects:
 
-- `PlainCalls` answers the common small calls without making an array or a protobuf object. It returns None,
-  having changed nothing, for every call that it does not handle.
+- `PlainCalls` handles the common small calls without making an array or a protobuf object. For every other
+  call it returns None and changes nothing.
 - `ShardService` handles every call, and all other methods of the service.
 
-HTTP/2 asks `PlainCalls` first. docs/decisions/0033-plain-calls.md says why
-there are two ways, and which calls are plain: no log, no standby, no waiting, a known layout. Look there
-first if a fast job has become slow. All methods may run in any thread.
+The HTTP/2 server tries `PlainCalls` first. docs/decisions/0033-plain-calls.md explains why there are two
+paths and which calls are plain: no log, no standby, no waiting, a known layout. Look there first if a fast
+job has become slow. All methods may run in any thread.
 """
 
 import time
@@ -68,21 +68,21 @@ _MOST_EVICTIONS = 1 << 20  # most ids in a reply to Evictions
 
 
 class PlainCalls:
-    """Fast path for small pushes and pulls, which takes the request's bytes and returns the reply's or None.
+    """Fast path for small pushes and pulls: takes a request's bytes, and returns the reply's bytes or None.
 
-    A call is plain if a plan is known for its layout and nothing else applies to it: no log record, standby,
-    snapshot cut, round or waiting. None means that nothing has changed, and `ShardService` must handle the
-    call. So every check comes before the first change, and a call that is invalid is not plain either:
-    `ShardService` then raises the error.
+    A call is plain if its layout is known and the call needs no log record, standby, snapshot cut, round or
+    waiting. For any other call the result is None, nothing has changed, and `ShardService` must handle the
+    call. So every check comes before the first change. An invalid call gives None too, and `ShardService`
+    then raises the error.
 
     Any thread may call. The request's buffer must stay alive during the call, because kernels read it by
     address.
 
     Args:
         host: Host of the shard.
-        layouts: Layouts of calls with their tensors in the message.
-        pulls: Histogram that gets the time from each pull to its reply.
-        exchanges: Histogram that gets the time from each exchange to its reply.
+        layouts: Layouts of calls that carry their tensors in the message.
+        pulls: Histogram of the time from each pull to its reply.
+        exchanges: Histogram of the time from each exchange to its reply.
 
     Attributes:
         push: Handles a Push request.
@@ -104,8 +104,8 @@ class PlainCalls:
         self._layouts = layouts
         kernels = static_kernels("plain_call")
         self._read, self._loss = kernels.read, kernels.LOSS
-        # The kernel `read` writes the header's fields here, as int64. The loss is a double: the same bytes
-        # are also seen as float64. All calls share the array, so it is used under the host's lock only.
+        # The kernel `read` writes the header's fields here, as int64. The loss is a double, so the same bytes
+        # are also viewed as float64. All calls share the array, so it is used only under the host's lock.
         self._fields = np.zeros(kernels.FIELDS, np.int64)
         self._words, self._losses = self._fields.data, self._fields.view(np.float64).data
         self._place = address_of(self._fields)
@@ -116,9 +116,9 @@ class PlainCalls:
         began = time.perf_counter_ns()
         host, address, size = self._host, content_address(request), len(request)
         shard, sizes, push, pull = host.shard, host.bytes, None, None
-        # One lock from the first check to `apply_plain_call`, as the checks hold for the present shard only.
-        # The order is from cheap to expensive, and the only change before `apply_plain_call` is the claim of
-        # the shared memory.
+        # One lock from the first check to `apply_plain_call`, because the checks are valid only while the
+        # shard does not change. Cheap checks come first. The only change before `apply_plain_call` is the
+        # claim of the shared memory.
         with host.lock:
             if not may_be_plain(shard) or host.waiting_calls >= host.limits.waiting_calls:
                 return None
@@ -131,8 +131,8 @@ class PlainCalls:
                 cut, cut_after,
             ) = self._words.tolist()
             # fmt: on
-            # Either the tensors are in shared memory (a lane, no payload), and the plan has addresses, or in
-            # the payload, and the plan has offsets from `base`. Any other mixture is left to ShardService.
+            # Tensors are either in shared memory (a lane, no payload), and the plan has addresses, or in the
+            # payload, and the plan has offsets from `base`. ShardService handles any other combination.
             known, plan, base = request[layout:layout_end], None, 0
             if has_lane and not payload:
                 generation &= _UNSIGNED  # the kernel's int64 back to the message's fixed64
@@ -142,7 +142,7 @@ class PlainCalls:
             if plan is None or plan.pushes != pushes or plan.pulls != pulls:
                 return None
             if plan.version != shard.tables.version:
-                # Plans have addresses of tables: after a change of the tables all are out of date.
+                # Plans contain addresses of tables, so a change of the tables invalidates all plans.
                 self._layouts.forget()
                 host.lanes.forget_layouts()
                 return None
@@ -171,8 +171,8 @@ class PlainCalls:
                 pull = Pull(worker, incarnation, (), 0, clock)
             if not is_plain(shard, push, plan, pull, base):
                 return None
-            # Last, because it uses up the call's turn in the memory: ShardService would refuse the call after
-            # that.
+            # Last, because it uses up the call's turn in the shared memory: ShardService would refuse the
+            # call after that.
             if has_lane and not host.lanes.claim(worker, generation, turn):
                 return None
             apply_plain_call(shard, push, plan, pull, base)
@@ -192,7 +192,7 @@ class PlainCalls:
             sizes.exchange += size
         else:
             sizes.pull += size
-        # Without the lock, as `ShardHost` reads values: other pushes go on meanwhile.
+        # Without the lock, as `ShardHost` reads values: other pushes continue meanwhile.
         message, sent = plan.respond(base, outcome, shard.workers.view)
         sizes.values += sent
         spent = time.perf_counter_ns() - began
@@ -204,12 +204,12 @@ class PlainCalls:
 class ShardService:
     """Methods of the service Shard (protos/psfleet/v1/shard.proto), one for each of its calls.
 
-    A method takes the request's bytes and returns those of the reply. A method whose reply may have to wait
-    takes a `DeferredReply` too and returns nothing. A PsfleetError that a method raises becomes the error of
-    the call.
+    A method takes the request's bytes and returns the reply's bytes. A method whose reply may have to wait
+    takes a `DeferredReply` as well and returns nothing. A PsfleetError that a method raises becomes the error
+    of the call.
 
     Attributes:
-        layouts: Layouts of calls with their tensors in the message. `PlainCalls` uses the same ones.
+        layouts: Layouts of calls that carry their tensors in the message, shared with `PlainCalls`.
     """
 
     def __init__(self, host: ShardHost) -> None:
@@ -269,14 +269,14 @@ class ShardService:
 
         Raises:
             FrameError: The message is damaged, or its segments do not fit the tables.
-            LaneLost: Its tensors are in shared memory that this server does not have, or that a later call
-            uses.
+            LaneLost: The tensors are in shared memory that this server does not have, or that a later call
+                has claimed.
         """
         lanes = self._host.lanes
         layout, head, payload = frame.split(request)
         header = frame.read_header(head)
         call = None
-        # Segments in the second part would add to those of the layout. Then only the whole header will do.
+        # Segments in the second part would add to those of the layout. Then the whole header must be parsed.
         if layout and not header.segments:
             call = (
                 self.layouts.known(header, layout, payload)
@@ -303,8 +303,8 @@ class ShardService:
     def _push(self, header: Header, call: CallLayout) -> Push:
         gradients: Iterable[Gradient] = call.tensors.gradients
         if call.room is not None and self._host.shard.consistency.declared.has_rounds:
-            # The push is held until its round closes, but its reply goes out now, and the worker may then
-            # write the next tensors to the same memory.
+            # The shard keeps the push until its round closes, but the reply goes out now, and the worker may
+            # then write the next tensors to the same memory.
             gradients = map(_kept, gradients)
         gradients = tuple(gradients)
         for gradient in gradients:
@@ -317,8 +317,8 @@ class ShardService:
         message = parsed(shard_pb2.JoinRequest, request)
         join = read_join(message)
         reply = self._host.ask(join)
-        # After the shard has accepted the join: a delayed request of an old incarnation must not take away
-        # the memory of the present one.
+        # After the shard has accepted the join: a delayed request of an old process must not take the memory
+        # away from the worker's present process.
         self._host.lanes.drop(message.worker, before=message.incarnation)
         shard = self._host.shard
         return encoded(
@@ -346,7 +346,7 @@ class ShardService:
 
     def create_table(self, request: bytes) -> bytes:
         message = parsed(shard_pb2.CreateTableRequest, request)
-        # A request with nothing but a name creates no table: a reader asks for the definition.
+        # A request with only a name creates no table: a reader requests the definition.
         if message.spec == shard_pb2.TableSpec(name=message.spec.name):
             return self._definition(message.spec.name)
         spec = read_spec(message.spec)
@@ -361,14 +361,14 @@ class ShardService:
             self._refuse_if_too_many(spec)
             is_new = self._host.shard.create(spec, value, message.worker)
             tables = self._host.shard.tables
-            # Compared by seat, not by incarnation: if the maker dies after it has created the table on some
-            # of the servers, its next incarnation continues.
+            # Compared by worker, not by worker process: if the maker dies after it has created the table on
+            # some of the servers, its restarted process continues.
             created = tables.makers.get(spec.key) == message.worker
             existing = None if is_new else write_spec(tables[spec.key].spec)
         return encoded(shard_pb2.CreateTableReply(table=spec.key, created=created, spec=existing))
 
     def _definition(self, name: str) -> bytes:
-        """Reply with the specification of a table, for a reader that only knows its name."""
+        """Reply with the definition of a table, for a reader that only knows the table's name."""
         with self._host.lock:
             tables = self._host.shard.tables
             table = tables.get(key_of(name))
@@ -387,10 +387,10 @@ class ShardService:
             )
 
     def _refuse_if_awaited(self, spec: TableSpec, values: int) -> None:
-        """Raise NotReady for a dense table that comes without its value and is not here yet.
+        """Raise NotReady for a dense table that does not exist yet if the request has no initial values.
 
-        Only the worker that makes a table sends its value. Other workers ask again until that worker has done
-        so.
+        Only the worker that makes a table sends the initial values. Other workers repeat their request until
+        that worker has done so.
         """
         shard = self._host.shard
         if spec.kind == "sparse" or values or spec.key in shard.tables:
@@ -428,7 +428,7 @@ class ShardService:
         shard, count = self._host.shard, 0
         try:
             snapshot = Snapshot(_path(message.path))
-            # One event at a time, each with the lock for itself: reads of other tables continue meanwhile.
+            # One event at a time, releasing the lock in between: reads of other tables continue meanwhile.
             existing = shard.tables.specs()
             for event in snapshot.events(shard.index, shard.servers, there=existing):
                 if isinstance(event, CreateTable):
@@ -477,7 +477,7 @@ def _pull(header: Header, tensors: TensorRequest) -> Pull:
 
 
 def _kept(gradient: Gradient) -> Gradient:
-    """Return a copy of a gradient, in memory of this process alone."""
+    """Return a copy of a gradient in private memory."""
     ids = None if gradient.ids is None else gradient.ids.copy()
     return Gradient(gradient.table, gradient.values.copy(), ids, gradient.learning_rate)
 
@@ -492,8 +492,8 @@ def _page(spec: TableSpec) -> int:
 def _refuse_repeats(ids: NDArray[np.int64], spec: TableSpec) -> None:
     """Raise IdError if a push names an id twice.
 
-    An optimizer's rule must be applied once to the sum of a row's gradients. Workers sum before they push; a
-    push with a repeated id is the bug of another client.
+    An optimizer must be applied once to the sum of a row's gradients. psfleet's workers sum before they push,
+    so a repeated id is the bug of another client.
     """
     if spec.kind == "dense" or (position := first_repeat(ids)) is None:
         return

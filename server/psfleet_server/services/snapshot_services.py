@@ -1,8 +1,9 @@
-"""gRPC methods of snapshots: Snapshots on every server, and SnapshotCoordinator on server 0.
+"""gRPC methods of snapshots: the services Snapshots on every server, and SnapshotCoordinator on server 0.
 
-Server 0 calls Snapshots to make every server cut, write its file and settle; workers call it with their
-marks. SnapshotCoordinator answers workers: announcements, their states, and requests for a snapshot. Its
-methods post events to the thread of `SnapshotRunner`; calls that wait get a `DeferredReply` and hold no
+Server 0 calls Snapshots to make every server freeze its shard at the cut, write its file and end the
+snapshot. Workers call Snapshots with their marks, which name their last push before the cut. Workers also
+call SnapshotCoordinator: to wait for announcements, to deliver their states, and to request a snapshot. Its
+methods post events to the thread of `SnapshotRunner`. Calls that wait get a `DeferredReply` and hold no
 thread.
 """
 
@@ -72,7 +73,8 @@ class _SnapshotService:
             cutting.members = dict(message.members)
         if message.servers not in (0, self._host.shard.servers):
             raise CheckpointError("the number of servers has changed; take the snapshot again")
-        # Before the shard hears of the cut, which it may make at once: the writer must expect its image.
+        # Before the shard learns of the cut, which it may make at once: the writer must already expect the
+        # frozen image.
         self._host.parts.expect(message.number, message.folder)
         reply = self._host.ask(BeginCut(cutting))
         self._host.parts.start(message.number)
@@ -141,7 +143,8 @@ class _SnapshotCoordination:
             is_known = message.worker in self._host.shard.workers.incarnations
         if is_known:
             self._runner.news.listen(message.worker, message.number, reply)
-        # This server has restarted, and the worker has not joined again yet. It calls again after a pause.
+        # This server has restarted, and the worker has not joined again yet. The worker calls again after a
+        # pause.
         else:
             reply.complete(encoded(snapshot_pb2.ListenReply()))
 
@@ -189,7 +192,7 @@ class _SnapshotCoordination:
 
 
 def _state(message: Any) -> Any:
-    """Parse a worker's state: for a snapshot a state or None, for its last steps a list of [step, state]."""
+    """Parse a worker's state for a snapshot (or None), or its last steps as a list of [step, state]."""
     try:
         state = json.loads(message.state) if message.state or not message.number else None
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,8 @@
 """Folder or URL of a job's own snapshots, and the states of workers in the snapshot that a job resumes.
 
 Server 0 numbers new snapshots above those in the folder, and removes old ones after each complete snapshot. A
-worker that starts asks server 0 for its state in the snapshot that the fleet was started from.
+worker that starts requests its state from server 0. The state comes from the snapshot that the fleet was
+started from.
 """
 
 import json
@@ -24,11 +25,11 @@ from psfleet_server.durability.recovery import workers_of
 
 
 class SnapshotFolder:
-    """Snapshots that a job takes by its schedule, or on request without a path.
+    """Location of the snapshots that a job takes by its schedule, or on request without a path.
 
     Args:
-        place: Folder, which may not exist yet, or URL.
-        keep: Number of snapshots that stay in it.
+        place: Folder, which may not exist yet, or URL of an object store.
+        keep: Number of complete snapshots that are kept.
     """
 
     def __init__(self, place: str, keep: int = 3) -> None:
@@ -53,10 +54,10 @@ class SnapshotFolder:
         return self.path_of(number)
 
     def prune(self) -> None:
-        """Remove old snapshots and drafts, but not the last `keep` whole ones and the snapshots they build
-        on.
+        """Remove old snapshots and unfinished drafts.
 
-        Call it while no snapshot is under way.
+        Kept are the last `keep` complete snapshots, and those that their deltas build on. Call it while no
+        snapshot is under way.
         """
         snapshots = [place_or_url(name) for name in own_snapshots(self._place)]
         whole = list(filter(is_whole, snapshots))
@@ -67,7 +68,7 @@ class SnapshotFolder:
 
 
 def _chain(snapshot: str) -> list[str]:
-    """Return a snapshot and the snapshots that it builds on, the newest first."""
+    """Return a snapshot and the snapshots that it builds on, newest first."""
     chain = [snapshot]
     while base := base_of(chain[-1]):
         chain.append(base)
@@ -79,8 +80,8 @@ class RestoredStates:
     """States from which the workers of a resumed job continue.
 
     Attributes:
-        states: State of each worker, by seat.
-        others: Number of workers of the job that took the snapshot, or 0 if this job has as many.
+        states: State of each worker, by worker number.
+        others: Number of workers of the job that took the snapshot, or 0 if this job has the same number.
     """
 
     states: Mapping[int, Any] = field(default_factory=dict)
@@ -93,7 +94,7 @@ class RestoredStates:
         return cls(read_manifest(snapshot).workers, before if before != workers else 0)
 
     def of(self, worker: int) -> bytes:
-        """Return the state of a worker as JSON, or nothing if it has none."""
+        """Return the state of a worker as JSON, or b"" if it has none."""
         state: Any = self.states.get(worker)
         if self.others:
             state = redealt(self.states, self.others, worker) or None

@@ -1,8 +1,9 @@
 """State machine of a snapshot, on server 0. Cuts all servers at one point, awaits their files and publishes.
 
-A snapshot holds the same pushes on all servers, although training continues while it is taken. In sync mode
-all servers cut after the same round. In other modes every worker marks its stream of pushes, and each server
-cuts each stream at the mark.
+A snapshot contains the same pushes on all servers, although training continues while it is taken. The point
+up to which pushes are included is the *cut*. In sync mode all servers cut after the same round. In other
+modes every worker sends a *mark* that names its last push before the cut, and each server cuts that worker's
+stream of pushes there.
 
 IDLE -> NUMBERING -> OPENING -> HOLDING <-> DISAGREEING
                                   `-> PLACING -> AWAITING_ROUND (sync, at a multiple of rounds)
@@ -10,12 +11,12 @@ IDLE -> NUMBERING -> OPENING -> HOLDING <-> DISAGREEING
                                         `-> CUTTING -> WRITING -> AWAITING_STATES -> PUBLISHING
                                                                   SETTLING -> IDLE <-'
 
-Any failure leads to SETTLING and ends this snapshot only; the next one has a higher number (rules R11 to R13
-of the protocol). Requests that come meanwhile wait in a queue.
+Any failure leads to SETTLING and ends this snapshot only. The next snapshot has a higher number (rules R11 to
+R13 of the protocol). Requests that arrive meanwhile wait in a queue.
 
 Pure like the shard: every event is a call of one method, which returns the instructions to perform, in order.
-`SnapshotRunner` makes these calls and performs the instructions. A `call` names a request that waits for an
-answer; the coordinator only hands it back.
+`SnapshotRunner` makes these calls and performs the instructions. A `call` identifies a request that waits for
+a reply; the coordinator only passes it back.
 """
 
 from collections import deque
@@ -36,7 +37,7 @@ _RETRY = 0.05  # seconds until servers that disagree are asked again
 
 
 class Stage(Enum):
-    """Stages of the snapshot under way, each named by what it waits for."""
+    """Stages of the snapshot under way. The value of each says what the snapshot waits for."""
 
     IDLE = "there is none"
     NUMBERING = (
@@ -62,7 +63,7 @@ _ANNOUNCED = (
     Stage.AWAITING_STATES,
     Stage.PUBLISHING,
 )
-"""Stages in which workers may ask what to do for the snapshot. In any other stage it is over for them."""
+"""Stages in which workers may request their part in the snapshot. In any other stage it is over for them."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class SnapshotTimeouts:
     """Time limits of a snapshot, in seconds.
 
     Attributes:
-        cut: Until every server is cut. Pushes behind a mark wait as long.
+        cut: Until every server is cut. A push after a worker's mark may wait for that long.
         file: Until every file is on the disk.
         worker: Until every worker has delivered its state.
     """
@@ -85,11 +86,12 @@ class SnapshotRequest:
     """A request for a snapshot.
 
     Attributes:
-        path: Folder of the snapshot, or empty for a folder of the job that is named after its number.
-        delta: True to save only what has changed since the last base or delta. The snapshot holds everything
-            if a server no longer remembers that one, because the server was started again.
-        base: True if the next delta is to hold the changes since this snapshot.
-        every: In sync mode, cut after the next round that is a multiple of this. 0 cuts after any round.
+        path: Folder of the snapshot, or empty for a numbered folder among the job's own snapshots.
+        delta: True to save only the changes since the last snapshot that deltas can build on. The snapshot is
+            complete instead if a server no longer knows its changes, because it was restarted.
+        base: True if the next delta may build on this snapshot.
+        every: In sync mode, cut after the next round that is a multiple of this number. 0 cuts after any
+            round.
         script_waits: True if the script of a worker waits for the snapshot.
     """
 
@@ -101,7 +103,7 @@ class SnapshotRequest:
 
 
 class SnapshotPostponed(CheckpointError):
-    """No snapshot is taken now, though nothing is wrong: the fleet changes, or another one was requested."""
+    """No snapshot is taken now, without any fault: members change, or another snapshot was requested."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,9 @@ class Standing:
     """State of a server when a cut begins.
 
     Attributes:
-        mode: Mode of the fleet, or empty if no worker has joined.
+        mode: Consistency mode of the fleet, or empty if no worker has joined.
         closed: Last closed round.
-        incarnations: Incarnations of the workers that have not left, by seat.
+        incarnations: For each worker that has not left, the number of its process (incarnation).
         delta_bases: Numbers of the snapshots since which the server knows its changes.
     """
 
@@ -123,7 +125,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class OpenDraft:
-    """Make the folder for a snapshot's files. Answered with `draft_opened` or `step_failed`."""
+    """Instruction to make the folder for a snapshot's files. Report `draft_opened` or `step_failed`."""
 
     number: int
     path: str
@@ -131,9 +133,10 @@ class OpenDraft:
 
 @dataclass(frozen=True)
 class BeginCuts:
-    """Tell every server where to cut. Answered with `servers_replied`, a Standing each, or `step_failed`.
+    """Instruction to tell every server where to cut. Report `servers_replied` or `step_failed`.
 
-    A cut with neither a round nor members holds the rounds until the next message says where to cut.
+    Each server replies with a Standing. A cut with neither a round nor members makes the servers stop closing
+    rounds, until the next message contains the round or the members.
     """
 
     folder: str
@@ -142,16 +145,16 @@ class BeginCuts:
 
 @dataclass(frozen=True)
 class WatchCut:
-    """Call `cut_ended` once server 0 has made its cut or has given it up."""
+    """Instruction to report `cut_ended` once server 0 has made its cut or has given it up."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class AwaitParts:
-    """Wait until every server is cut, or with `cut` False until it has written its file, its Part.
+    """Instruction to wait until every server is cut, or with `cut` False until it has written its file.
 
-    Answered with `servers_replied` or `step_failed`.
+    Report `servers_replied` or `step_failed`. A server that has written its file replies with a Part.
     """
 
     number: int
@@ -160,11 +163,11 @@ class AwaitParts:
 
 @dataclass(frozen=True)
 class SettleCuts:
-    """Send the outcome to every server. Answered with `servers_replied` even if servers are away.
+    """Instruction to send the outcome to every server. Report `servers_replied` even after failed calls.
 
     Attributes:
         number: Number of the snapshot.
-        complete: True if logs and standbys may start from it.
+        complete: True if logs and standbys may start from the snapshot.
         base: Oldest snapshot that deltas may still refer to. 0 drops all delta bases.
     """
 
@@ -175,14 +178,24 @@ class SettleCuts:
 
 @dataclass(frozen=True)
 class AnnounceSnapshot:
-    """Tell all workers of this snapshot, at once and with their heartbeats. None stops telling them."""
+    """Instruction to announce a snapshot to all workers, at once and with their heartbeats.
+
+    If `number` is None, the announcement ends.
+    """
 
     number: int | None
 
 
 @dataclass(frozen=True)
 class ReleaseWorker:
-    """Answer `worker_learned`: the worker marks its stream if `mark`, else `round` is the last in the cut."""
+    """Instruction to reply to a worker's `worker_learned` call.
+
+    Attributes:
+        call: The worker's call.
+        mark: True if the worker must mark its stream of pushes.
+        round: If `mark` is False, the last round in the snapshot.
+        script_waits: True if the script of a worker waits for the snapshot.
+    """
 
     call: Call
     mark: bool
@@ -192,13 +205,13 @@ class ReleaseWorker:
 
 @dataclass(frozen=True)
 class PublishSnapshot:
-    """Write the manifest and give the folder its name. Answered with `published` or `step_failed`.
+    """Instruction to write the manifest and give the folder its name. Report `published` or `step_failed`.
 
     Attributes:
         number: Number of the snapshot.
         parts: File of each server, and the cut at which it was written.
-        states: States of workers, by seat.
-        base: Path of the snapshot that this delta builds on, or empty if it is no delta.
+        states: States of workers, by worker number.
+        base: Path of the snapshot that this delta builds on, or empty if it is not a delta.
     """
 
     number: int
@@ -209,7 +222,7 @@ class PublishSnapshot:
 
 @dataclass(frozen=True)
 class CloseDraft:
-    """Remove what is left of the draft folder, and close the connections to the servers.
+    """Instruction to remove the remains of the draft folder, and to close the connections to the servers.
 
     With `prune`, also remove the oldest of the job's own snapshots.
     """
@@ -219,7 +232,7 @@ class CloseDraft:
 
 @dataclass(frozen=True)
 class CompleteSnapshot:
-    """Answer a request: the snapshot is complete."""
+    """Instruction to reply to a request that the snapshot is complete."""
 
     call: Call
     number: int
@@ -228,7 +241,7 @@ class CompleteSnapshot:
 
 @dataclass(frozen=True)
 class WarnOperator:
-    """Write a line to the console of the job."""
+    """Instruction to write a line to the console of the job."""
 
     line: str
 
@@ -248,7 +261,7 @@ SnapshotInstruction = (
 )
 Instructions = list[SnapshotInstruction]
 SnapshotEvent = Callable[["SnapshotCoordinator"], Instructions]
-"""Call of a method of the coordinator, for the thread that makes these calls."""
+"""A call of one of the coordinator's methods, which `SnapshotRunner` makes in its thread."""
 
 
 @dataclass
@@ -260,15 +273,15 @@ class SnapshotUnderWay:
         request: The request.
         seen: Highest number of a snapshot on server 0's disk or in its shard when it was requested.
         number: Number of the snapshot, or 0 until it gets one. Numbers only rise.
-        path: Folder or URL where the snapshot will be.
+        path: Folder or URL of the finished snapshot.
         folder: Folder of its files until it is complete.
-        agree_by: Time until which the servers must agree on who is in the fleet.
-        members: Incarnations of the workers in it, by seat.
-        round: In sync mode the last round in it, else None.
-        base: Number and path of the snapshot that this delta builds on, or None if it is no delta.
-        learned: Calls of workers that know of the snapshot and wait until all workers do, by seat.
-        states: States that members have delivered, by seat and the last push or round in them.
-        parts: Files of all servers, in order; empty until all are written.
+        agree_by: Time until which the servers must agree on the members of the fleet.
+        members: Workers in the snapshot, with the number of each worker's process (incarnation).
+        round: In sync mode the last round in the snapshot, else None.
+        base: Number and path of the snapshot that this delta builds on, or None if it is not a delta.
+        learned: By worker, the calls of workers that know of the snapshot and wait until all workers do.
+        states: Delivered states of members, by worker number and the last push or round in the state.
+        parts: Files of all servers, by server index. Empty until all are written.
         failure: Error for the caller if the snapshot is given up, else None.
     """
 
@@ -293,26 +306,26 @@ class SnapshotUnderWay:
         return not self.request.path
 
     def cutting(self) -> PendingCut:
-        """Return the order to cut for this snapshot. The caller adds the round or the members to cut at."""
+        """Return the request to cut that servers get. The caller adds the round or the members to cut at."""
         since = self.base[0] if self.base else 0
         remembers = self.request.base or self.request.delta
         return PendingCut(self.number, since=since, remember=remembers)
 
     def last(self, seat: int) -> int:
-        """Return a seat's last push or round in the snapshot. Valid once `parts` is set."""
+        """Return a worker's last push or round in the snapshot. Valid once `parts` is set."""
         part = self.parts[0]
         return part.round if self.round is not None else part.pushes.get(seat, (0, 0))[1]
 
     def states_at_cut(self) -> dict[int, Any]:
-        """Return by seat the states that belong to this cut.
+        """Return, for each worker, the state that belongs to this cut.
 
-        Other states are of an earlier attempt: a server 0 that has died may have begun a snapshot of the same
-        number, which ended at another push.
+        Other states come from an earlier attempt: a server 0 that has died may have begun a snapshot with the
+        same number, whose cut was at another push.
         """
         return {seat: state for (seat, at), state in self.states.items() if at == self.last(seat)}
 
     def release(self, call: Call) -> ReleaseWorker:
-        """Return the reply that tells a worker to mark its stream, or to save its state after a round."""
+        """Return the reply that makes a worker mark its stream of pushes, or save its state after a round."""
         return ReleaseWorker(call, self.round is None, self.round or 0, self.request.script_waits)
 
     def explained(self, error: Exception) -> PsfleetError:
@@ -328,12 +341,12 @@ class SnapshotCoordinator:
 
     Args:
         timeouts: Time limit of each step.
-        clock: Returns seconds that only rise.
+        clock: Returns a monotonic time in seconds.
 
     Attributes:
         stage: Stage of the snapshot under way.
-        deadline: Time at which the caller must call `time_passed`; infinite if nothing waits for time.
-        is_stopping: True once the server ends: requests are refused, and no wait takes time.
+        deadline: Time at which the caller must call `time_passed`. Infinite if no wait has a limit.
+        is_stopping: True once the server is shutting down. Requests are then refused, and waits end at once.
     """
 
     def __init__(self, timeouts: SnapshotTimeouts, clock: Callable[[], float]) -> None:
@@ -366,26 +379,26 @@ class SnapshotCoordinator:
             assert not self._last_base or self._last_base[0] <= self._number
 
     def request(self, call: Call, request: SnapshotRequest, seen: int) -> Instructions:
-        """Take a request for a snapshot, which is answered with CompleteSnapshot or SendError.
+        """Add a request for a snapshot. Its reply will be CompleteSnapshot or SendError.
 
         Args:
-            call: The call to answer.
-            request: The wanted snapshot.
+            call: The call to reply to.
+            request: The requested snapshot.
             seen: Highest number of a snapshot on this server's disk or in its shard.
         """
         if self.is_stopping:
             return [SendError(call, _server_ends())]
         self._queue.append(SnapshotUnderWay(call, request, seen))
         if self.stage is Stage.AWAITING_ROUND:
-            # That round may be far away: the request under way fails as postponed, so that this one can
-            # begin.
+            # That round may be far away. The snapshot that waits for it fails as postponed, so that this
+            # request can begin.
             return self._postpone()
         return self._begin_next() if self.stage is Stage.IDLE else []
 
     def stop(self) -> Instructions:
-        """Refuse new snapshots, and give up one that waits for time, workers or rounds.
+        """Refuse new snapshots, and give up a snapshot that waits for time, workers or rounds.
 
-        One that waits for servers continues, since it needs no more than their replies.
+        A snapshot that waits for servers continues, because it needs only their replies.
         """
         self.is_stopping = True
         refusals: Instructions = [SendError(queued.call, _server_ends()) for queued in self._queue]
@@ -395,7 +408,7 @@ class SnapshotCoordinator:
         return [*refusals, *self.time_passed()]
 
     def time_passed(self) -> Instructions:
-        """End a wait whose deadline has passed, or any wait if the server ends."""
+        """End a wait whose deadline has passed. If the server is shutting down, end any wait."""
         if self._clock() < self.deadline and not self.is_stopping:
             return []
         match self.stage:
@@ -412,14 +425,19 @@ class SnapshotCoordinator:
         return []
 
     def draft_opened(self, path: str, folder: str) -> Instructions:
-        """Continue: the snapshot will be at `path`, and until it is complete its files go to `folder`."""
+        """Continue with the snapshot's folder.
+
+        Args:
+            path: Folder or URL of the finished snapshot.
+            folder: Folder for its files until the snapshot is complete.
+        """
         now = self._now
         now.path, now.folder = path, folder
         now.agree_by = self._clock() + self._timeouts.cut
         return self._hold()
 
     def servers_replied(self, replies: Sequence[Any] = ()) -> Instructions:
-        """Continue: all servers have answered, in order."""
+        """Continue, because all servers have replied. `replies` are by server index."""
         match self.stage:
             case Stage.HOLDING:
                 return self._place(replies)
@@ -437,7 +455,7 @@ class SnapshotCoordinator:
         raise AssertionError(f"servers reply while the snapshot waits for {self.stage.value}")
 
     def cut_ended(self, number: int, *, is_made: bool) -> Instructions:
-        """Continue or give up: server 0 has made its cut, or has lost it because the fleet has changed."""
+        """Continue if server 0 has made its cut, or give the snapshot up if the fleet has changed before."""
         if number != self._number:
             return []
         if self.stage is Stage.AWAITING_ROUND:
@@ -447,7 +465,7 @@ class SnapshotCoordinator:
         return []
 
     def published(self) -> Instructions:
-        """Tell the servers that the snapshot is complete: its manifest is on the disk."""
+        """Notify the servers that the snapshot is complete, because its manifest is on the disk."""
         now = self._now
         # Only snapshots of the schedule wait for a multiple. A snapshot that a user requests must not make
         # the schedule skip the next multiple.
@@ -458,7 +476,7 @@ class SnapshotCoordinator:
         return self._settle()
 
     def step_failed(self, error: Exception) -> Instructions:
-        """Give the snapshot up: its last instruction could not be performed."""
+        """Give the snapshot up, because its last instruction could not be performed."""
         return self._fail(error)
 
     def members_changed(
@@ -468,21 +486,27 @@ class SnapshotCoordinator:
         unheard: frozenset[int] = frozenset(),
         last_snapshot: int = 0,
     ) -> Instructions:
-        """Note that a worker has left or was heard for the first time; see WorkerStates for the arguments."""
+        """Note that a worker has left, or has sent its first heartbeat.
+
+        The arguments become the attributes of WorkerStates.
+        """
         workers = self._workers
         workers.left, workers.alive, workers.unheard = left, alive, unheard
         workers.last_snapshot = last_snapshot
         return self._advance()
 
     def worker_introduced(self, worker: int, incarnation: int, *, keeps: bool) -> Instructions:
-        """Note that a worker has started, and whether it has state that belongs into snapshots."""
+        """Note that a worker has started, and whether it has state that belongs into snapshots (`keeps`)."""
         self._workers.introduce(worker, incarnation, keeps)
         return self._advance()
 
     def worker_learned(
         self, call: Call, number: int, worker: int, incarnation: int
     ) -> Instructions:
-        """Answer a worker that has learned of a snapshot, with ReleaseWorker once all workers have."""
+        """Handle the call of a worker that has learned of a snapshot.
+
+        The reply is ReleaseWorker once all workers have learned of it, or an error if the snapshot is over.
+        """
         now = self._snapshot
         is_member = now is not None and now.members.get(worker) == incarnation
         if number != self._number or self.stage not in _ANNOUNCED or not is_member:
@@ -499,9 +523,9 @@ class SnapshotCoordinator:
 
         Args:
             number: Number of the snapshot.
-            worker, incarnation: The worker.
-            last: Its last push or round in the state.
-            state: JSON, or None if it has no state.
+            worker, incarnation: The worker, and the number of its process.
+            last: The worker's last push or round in the state.
+            state: State as parsed JSON, or None if the worker has none.
         """
         now = self._snapshot
         if now is not None and number == now.number and incarnation == now.members.get(worker):
@@ -509,7 +533,7 @@ class SnapshotCoordinator:
         return self._advance()
 
     def farewell_delivered(self, worker: int, incarnation: int, steps: Any) -> Instructions:
-        """Keep the states of the last steps of a worker that leaves, a list of [push or round, state]."""
+        """Keep the states of a leaving worker's last steps, a list of [push or round, state]."""
         self._workers.keep_farewell(worker, incarnation, steps)
         return self._advance()
 
@@ -519,14 +543,14 @@ class SnapshotCoordinator:
         return self._snapshot
 
     def _enter(self, stage: Stage, seconds: float = NEVER) -> None:
-        """Enter a stage, which may take that many seconds. A server that is ending does not wait."""
+        """Enter a stage, which may take that many seconds. A server that is shutting down does not wait."""
         self.stage = stage
         self.deadline = NEVER
         if seconds < NEVER:
             self.deadline = self._clock() + (0.0 if self.is_stopping else seconds)
 
     def _advance(self) -> Instructions:
-        """Leave a stage that waits for workers, if there are none left to wait for."""
+        """Leave a stage that waits for workers, if no worker is left to wait for."""
         if self.stage is Stage.NUMBERING and not self._workers.unheard:
             return self._open()
         if self.stage is Stage.AWAITING_WORKERS and not self._unaware():
@@ -538,11 +562,11 @@ class SnapshotCoordinator:
         return []
 
     def _unaware(self) -> list[int]:
-        """Return the seats of members that do not know of the snapshot."""
+        """Return the members that do not know of the snapshot."""
         return sorted(self._workers.present(self._now.members) - self._now.learned.keys())
 
     def _stateless(self) -> list[int]:
-        """Return the seats of members whose states are missing."""
+        """Return the members whose states are missing."""
         return sorted(self._workers.awaited(self._now.members) - self._now.states_at_cut().keys())
 
     def _begin_next(self) -> Instructions:
@@ -556,7 +580,7 @@ class SnapshotCoordinator:
         """Give the snapshot a number that no worker knows, and open its folder.
 
         A worker takes part in each number once. If an earlier process of server 0 has announced a number,
-        workers would ignore a second snapshot of that number.
+        workers would ignore a second snapshot with that number.
         """
         now = self._now
         self._number = max(self._number, now.seen, self._workers.last_snapshot) + 1
@@ -574,13 +598,13 @@ class SnapshotCoordinator:
         return [BeginCuts(self._now.folder, self._now.cutting())]
 
     def _place(self, standings: Sequence[Standing]) -> Instructions:
-        """Tell all servers where to cut: after the same round, or at the marks of the same incarnations.
+        """Tell all servers where to cut: after the same round, or at the marks of the same worker processes.
 
         A worker joins one server after the other, so servers may know different workers for a moment. Then
-        they are asked again, until `agree_by`.
+        the servers are asked again, until `agree_by`.
         """
         now, first = self._now, standings[0]
-        # Without a mode no worker has joined. No push is under way, so any round will do.
+        # Without a mode no worker has joined. No push is under way, so every round is a valid cut.
         has_rounds = not first.mode or find_mode(first.mode).has_rounds
         if not has_rounds and any(
             standing.incarnations != first.incarnations for standing in standings
@@ -604,14 +628,14 @@ class SnapshotCoordinator:
         every = self._now.request.every
         if not every:
             return last
-        # Rounded up to a multiple, and behind the last such snapshot, so that no multiple gets two.
+        # Round up to a multiple after the last such snapshot, so that no multiple gets two snapshots.
         return -(-max(last, self._last_multiple + 1) // every) * every
 
     def _choose_base(self, standings: Sequence[Standing]) -> Instructions:
         """Find the snapshot that a delta builds on.
 
-        All servers must remember their changes since that snapshot. If one does not, the delta holds
-        everything, and a line in the log says why.
+        All servers must know their changes since that snapshot. Otherwise the delta becomes a full snapshot,
+        and a line in the log names the servers that do not know them.
         """
         base = self._last_base
         forgetful = [
@@ -631,10 +655,10 @@ class SnapshotCoordinator:
         ]
 
     def _placed(self, standings: Sequence[Standing]) -> Instructions:
-        """Continue once every server knows where to cut. A round that is still to come may take any time.
+        """Continue once every server knows where to cut. A round in the future may take any time.
 
-        A worker may have joined since the servers were asked first. In sync mode it takes part in the rounds
-        up to the cut, so it becomes a member. In other modes no server waits for its mark, so the snapshot
+        A worker may have joined since the servers replied first. In sync mode it takes part in the rounds up
+        to the cut, so it becomes a member. In other modes no server waits for its mark, so the snapshot
         fails.
         """
         now = self._now
@@ -653,9 +677,9 @@ class SnapshotCoordinator:
     def _announce(self) -> Instructions:
         """Announce the snapshot to the workers.
 
-        Without rounds, workers mark their streams only once all workers know. The announcement reaches some
-        of them up to a heartbeat later, and a push behind a mark waits for the last mark: if each marked at
-        once, the quick ones would stand still for the slow ones.
+        Without rounds, workers mark their streams only once all workers have learned of the snapshot. Some
+        workers learn of it up to a heartbeat later, and a push after a mark waits for the last mark. If each
+        worker marked at once, fast workers would stop and wait for slow ones.
         """
         announcement = AnnounceSnapshot(self._number)
         if self._now.round is not None:
@@ -681,8 +705,10 @@ class SnapshotCoordinator:
         return self._fail(DeadlineExceeded(what))
 
     def _fail(self, error: Exception) -> Instructions:
-        """Abort the snapshot. In the opening stage no server knows of it yet, so only its requester is
-        told; later all servers are told."""
+        """Give the snapshot up, and notify its requester and all servers.
+
+        In the opening stage no server knows of it yet, so only the requester is notified.
+        """
         now = self._now
         now.failure = now.explained(error)
         over = CheckpointError(f"snapshot {now.number} is over")
@@ -693,11 +719,11 @@ class SnapshotCoordinator:
         return [*refusals, *self._settle()]
 
     def _settle(self) -> Instructions:
-        """Tell the servers how the snapshot ended. A server that is away learns it with the next snapshot."""
+        """Tell the servers how the snapshot ended. An unreachable server learns it with the next snapshot."""
         now = self._now
         self._enter(Stage.SETTLING)
-        # Servers drop log records that a complete snapshot holds. That needs a snapshot that stays, and only
-        # the job's own folder is sure to be there when a log starts from it.
+        # Servers drop log records that a complete snapshot contains. That requires a snapshot that stays, and
+        # only the job's own folder is sure to exist when a log starts from it.
         complete = now.failure is None and now.is_own
         base = self._last_base[0] if self._last_base else 0
         return [AnnounceSnapshot(None), SettleCuts(now.number, complete, base)]

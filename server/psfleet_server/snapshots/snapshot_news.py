@@ -1,7 +1,7 @@
-"""Tells workers of a new snapshot at once, by answering calls that wait for it.
+"""Notifies workers of a new snapshot at once, by replying to calls that wait for it.
 
 Replies to heartbeats announce the snapshot too, but a worker may send its next heartbeat only a second later,
-and pushes behind the first mark wait for the last one.
+and pushes after the first worker's mark wait for the last worker's.
 """
 
 import threading
@@ -12,10 +12,10 @@ from psfleet_server.rpc.replies import DeferredReply
 
 
 class SnapshotNews:
-    """Calls of workers that wait for the next snapshot, one for each worker. Thread-safe.
+    """Calls of workers that wait for the next snapshot, one per worker. Thread-safe.
 
-    The host does not count these calls among those that wait: they are no load, and need no answer at their
-    deadline.
+    These calls do not count towards the host's limit of waiting calls: they are no load, and need no reply at
+    their deadline.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class SnapshotNews:
     def listen(self, worker: int, known: int, reply: DeferredReply) -> None:
         """Complete `reply` once there is a snapshot with a higher number than `known`.
 
-        A call of the same worker that waits already is answered now: the worker no longer listens to it.
+        An earlier call of the same worker gets its reply now, because the worker no longer waits for it.
         """
         with self._lock:
             waits = self._number <= known and not self._stopped
@@ -37,7 +37,10 @@ class SnapshotNews:
         _tell(filter(None, [earlier, None if waits else reply]), self._number)
 
     def announce(self, number: int) -> None:
-        """Answer all calls with the number of this snapshot. 0 means that later calls have to wait again."""
+        """Reply to all calls with the number of this snapshot.
+
+        0 means that later calls have to wait again.
+        """
         with self._lock:
             self._number = number
             waiting = [*self._replies.values()] if number else []
@@ -46,7 +49,7 @@ class SnapshotNews:
         _tell(waiting, number)
 
     def stop(self) -> None:
-        """Answer all calls, and from now on every call at once."""
+        """Reply to all waiting calls, and from now on to every call at once."""
         with self._lock:
             self._stopped = True
             waiting = [*self._replies.values()]

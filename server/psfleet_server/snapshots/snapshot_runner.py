@@ -1,8 +1,8 @@
-"""Runs the snapshot coordinator on server 0: performs its instructions in the job's folder of snapshots.
+"""Runs the snapshot coordinator on server 0: performs its instructions on disk and on the servers.
 
-One thread hands events to the coordinator, in order, and takes the steps on disk. Another one calls the
-servers, which may take long. Both end the process if they fail unexpectedly; a step that fails ends only the
-snapshot.
+One thread passes events to the coordinator, in order, and does the steps on disk. A second thread calls the
+servers, which may take long. A step that fails ends only the snapshot; any other failure of a thread ends the
+process.
 """
 
 import contextlib
@@ -56,28 +56,28 @@ _LONGEST = threading.TIMEOUT_MAX
 
 
 class SnapshotTicket(Future[tuple[int, str]]):
-    """A requested snapshot; its result is the number and the path."""
+    """Handle of a requested snapshot. Its result is the snapshot's number and path."""
 
     def fail(self, error: PsfleetError) -> None:
-        """End without a snapshot."""
+        """End the request with an error. There is no snapshot."""
         self.set_exception(error)
 
 
 class SnapshotRunner:
-    """Takes the snapshots of a fleet.
+    """Takes the snapshots of a fleet, one at a time.
 
     Args:
         host: Host of server 0.
-        access: Credentials that this server uses to call the other servers.
+        access: Credentials for calls of the other servers.
         folder: Folder of snapshots that are requested without a path, or None if the job keeps none.
         timeouts: Time limit of each step.
 
     Attributes:
-        endpoints: Endpoints of the servers, in order.
-        restored: States for workers that ask where to continue.
-        latest: Time at which the last snapshot was complete, in seconds since the epoch, and its bytes, or
-            None if there was none since this process started.
-        news: Calls of the workers that wait for the next snapshot.
+        endpoints: Endpoint of each server, by its index.
+        restored: States for workers that request where to continue after a restore.
+        latest: Time at which the last snapshot was complete, in seconds since the epoch, and its size in
+            bytes. None if this process has completed no snapshot.
+        news: Calls of workers that wait for the next snapshot.
     """
 
     def __init__(
@@ -98,10 +98,9 @@ class SnapshotRunner:
         self._coordinator = SnapshotCoordinator(self._timeouts, time.monotonic)
         self._events: queue.SimpleQueue[SnapshotEvent | None] = queue.SimpleQueue()
         self._server_calls: queue.SimpleQueue[ServerCalls | None] = queue.SimpleQueue()
-        self._earlier_seats: frozenset[int] = (
-            frozenset()
-        )  # those that a process before this one knew
-        # Of the snapshot under way: its servers, draft, path, number, time of its begin, and what to close.
+        # Workers that an earlier process of this server knew.
+        self._earlier_seats: frozenset[int] = frozenset()
+        # Of the snapshot in progress: its servers, draft, path, number, start time, and objects to close.
         self._peers: list[Peer] = []
         self._draft: SnapshotDraft | None = None
         self._path, self._number, self._began = "", 0, 0.0
@@ -110,7 +109,7 @@ class SnapshotRunner:
         self._caller = ServiceThread(self._call_servers, "snapshot calls")
 
     def start(self) -> None:
-        """Begin to take snapshots."""
+        """Start to take snapshots."""
         self._earlier_seats = frozenset(self._host.shard.workers.incarnations)
         self._host.members_changed = self.look_at_members
         self.look_at_members()
@@ -118,24 +117,31 @@ class SnapshotRunner:
         self._caller.start()
 
     def stop(self) -> None:
-        """Begin no more snapshots. The present one ends soon, unless its files are being written."""
+        """Take no more snapshots.
+
+        A snapshot in progress is given up if it waits for workers or a round. If it waits for servers, it is
+        finished.
+        """
         self.post(SnapshotCoordinator.stop)
         self.news.stop()
 
     def close(self) -> None:
-        """End the threads; no requests follow. A snapshot under way is dropped."""
+        """End the threads, and drop a snapshot in progress. Call it after the last request."""
         self._events.put(None)
         if self._thread.ident is not None:
             self._thread.join()
             self._caller.join()
 
     def learn(self, endpoints: Sequence[str]) -> None:
-        """Set the endpoints of all servers, in order; one that ends in :0 is not known yet."""
+        """Set the endpoints of all servers, by index.
+
+        Port 0 in an endpoint means that it is not known yet. Such a list does not replace an earlier one.
+        """
         if not any(endpoint.endswith(":0") for endpoint in endpoints) or not self.endpoints:
             self.endpoints = tuple(endpoints)
 
     def take(self, request: SnapshotRequest) -> SnapshotTicket:
-        """Request a snapshot.
+        """Request a snapshot. The ticket's result is set when the snapshot is complete.
 
         Raises:
             CheckpointError: The job keeps no snapshots, and the request has no path.
@@ -154,11 +160,11 @@ class SnapshotRunner:
         return ticket
 
     def post(self, event: SnapshotEvent) -> None:
-        """Hand an event to the coordinator's thread. Any thread may call this, with any locks held."""
+        """Queue an event for the coordinator. Thread-safe, and may be called while holding any lock."""
         self._events.put(event)
 
     def look_at_members(self) -> None:
-        """Tell the coordinator which workers have left and which have sent heartbeats."""
+        """Pass to the coordinator which workers have left and which have sent heartbeats."""
         coordinator = self._host.coordinator
         assert coordinator is not None
         with self._host.lock:
@@ -219,7 +225,7 @@ class SnapshotRunner:
                 _log.warning(line)
 
     def _attempt(self, step: Callable[[], SnapshotEvent]) -> None:
-        """Take a step of the snapshot, and post its outcome or its error."""
+        """Run a step of the snapshot, and post the event that it returns, or its error."""
         try:
             self.post(step())
         except Exception as error:

@@ -1,7 +1,7 @@
 """Schedule of the snapshots that server 0 takes by itself (`--snapshot-every`).
 
-A thread compares the clock or the progress of training with the interval twenty times a second and requests a
-snapshot when one is due. A snapshot that fails is tried again, and the console says so.
+A thread compares the clock or the progress of training with the interval twenty times a second, and requests
+a snapshot when one is due. A failed snapshot is tried again, and the console shows a line.
 """
 
 import threading
@@ -19,16 +19,15 @@ _PAUSE = 1.0  # after one that failed
 
 
 class SnapshotSchedule:
-    """A thread that requests a snapshot whenever one is due, and reports when snapshots fail.
+    """Thread that requests a snapshot whenever one is due, and reports when snapshots fail.
 
     Args:
         runner: Takes the snapshots.
         every: Interval between snapshots.
-        position: Returns the number of rounds that the training has done.
-        has_rounds: Returns whether these are rounds of all workers. If so, an interval of N rounds means
-            after the rounds N, 2 N, 3 N, ... Otherwise a snapshot is due after that many pushes of the
-            fastest worker.
-        clock: Returns seconds that only rise.
+        position: Returns the training's progress in rounds, or in pushes of the fastest worker.
+        has_rounds: Returns whether the mode has rounds. If so, an interval of N rounds means after the rounds
+            N, 2 N, 3 N, ... Otherwise a snapshot is due after N pushes of the fastest worker.
+        clock: Returns a monotonic time in seconds.
         tell: Shows a line on the console when snapshots begin to fail, and when they work again.
     """
 
@@ -64,12 +63,12 @@ class SnapshotSchedule:
 
     @property
     def waited(self) -> float:
-        """Seconds since the last snapshot of this schedule or its start; 0 if no push was made since."""
+        """Seconds since this schedule's last snapshot or its start. 0 if no push was made since."""
         stands_still = self._position() == self._rounds_done
         return 0.0 if stands_still else self._clock() - self._time_done
 
     def stop(self) -> None:
-        """End the thread, once the snapshot that it waits for has ended."""
+        """Stop the thread, once the snapshot that it waits for has ended."""
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -83,8 +82,8 @@ class SnapshotSchedule:
             try:
                 self._runner.take(SnapshotRequest(every=every.rounds if exact else 0)).result()
             except (PsfleetError, OSError) as error:
-                # Nothing is wrong while rows move, while another snapshot goes first, or, with rounds,
-                # until a server that was restarted is back. These are tried again without a word.
+                # There is no fault while rows move, while another snapshot goes first, or, with rounds, until
+                # a restarted server is back. Such snapshots are tried again without a message.
                 waits = isinstance(error, SnapshotPostponed | NotReady | Later) or (
                     exact and isinstance(error, ServerUnavailable)
                 )

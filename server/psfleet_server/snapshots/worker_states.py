@@ -1,8 +1,8 @@
-"""Knowledge of server 0 about which workers keep state for snapshots, from one snapshot to the next.
+"""Knowledge of server 0 about the workers that have state to save, from one snapshot to the next.
 
 A worker may leave while a snapshot is being taken. It then delivers the states of its last steps, because the
-cut that decides which of them belongs into the snapshot may still be to come. Pure, like the coordinator that
-owns this.
+cut, which decides which state belongs into the snapshot, may still be in the future. Pure, like the
+coordinator that owns this object.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,12 +10,12 @@ from typing import Any
 
 
 class WorkerStates:
-    """Knows which workers have state to save, and the last states of workers that have left.
+    """Workers that have state to save, and the last states of workers that have left.
 
     Attributes:
-        left: Seats whose workers have left.
-        alive: Seats whose workers have sent a heartbeat since this process started.
-        unheard: Seats that an earlier process of server 0 knew and that have sent no heartbeat to this one.
+        left: Workers that have left.
+        alive: Workers that have sent a heartbeat since this process started.
+        unheard: Workers that an earlier process of server 0 knew and that have sent no heartbeat to this one.
         last_snapshot: Highest number of a snapshot that a worker knows of, from this or an earlier process.
     """
 
@@ -25,11 +25,11 @@ class WorkerStates:
         self.unheard: frozenset[int] = frozenset()
         self.last_snapshot = 0
         self._state_keepers: dict[tuple[int, int], bool] = {}  # by seat and incarnation
-        # Of workers that have left, by seat: pairs [step, state] of their last steps, in order.
+        # For each worker that has left, pairs [step, state] of its last steps, in order.
         self._farewells: dict[int, Any] = {}
 
     def introduce(self, worker: int, incarnation: int, keeps: bool) -> None:
-        """Note whether a worker has state to save, and drop the farewell of the seat's last worker."""
+        """Note whether a worker has state to save, and drop the last states of its earlier process."""
         self._state_keepers[worker, incarnation] = keeps
         self._farewells.pop(worker, None)
 
@@ -39,18 +39,18 @@ class WorkerStates:
             self._farewells[worker] = steps
 
     def present(self, members: Mapping[int, int]) -> set[int]:
-        """Return the seats of members that have not left.
+        """Return the members that have not left.
 
         Args:
-            members: Incarnations by seat.
+            members: For each worker, the number of its process (incarnation).
         """
         return set(members) - self.left
 
     def awaited(self, members: Mapping[int, int]) -> set[int]:
-        """Return the seats of members whose states belong into a snapshot and are not known yet.
+        """Return the members whose states belong into a snapshot and are not known yet.
 
-        A worker that has not introduced itself since this process started may have state, so it is awaited as
-        long as it sends heartbeats.
+        A worker that has not introduced itself since this process started may have state. The snapshot waits
+        for it as long as it sends heartbeats.
         """
         keepers = {
             seat
@@ -60,10 +60,10 @@ class WorkerStates:
         return keepers - self._farewells.keys()
 
     def farewells(self, last: Callable[[int], int]) -> dict[int, Any]:
-        """Return by seat the last state before the cut, of workers that have left.
+        """Return, for each worker that has left, its last state before the cut.
 
         Args:
-            last: Returns a seat's last push or round in the snapshot.
+            last: Returns a worker's last push or round in the snapshot.
         """
         states: dict[int, Any] = {}
         for seat, steps in self._farewells.items():

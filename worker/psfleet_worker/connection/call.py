@@ -1,18 +1,18 @@
 """Calls under way, and how threads wait for their replies.
 
-A call to one server can be worked on by two threads: the one that made it, and the thread of its
-`ServerClient`, which makes calls one after the other. For a small call the handover between threads would
-cost more than the call, so its caller sends it and reads the reply without that thread:
+Two threads can work on a call to one server: the thread that made it, and the thread of its `ServerClient`,
+which makes calls one after the other. For a small call the handover between threads would cost more than the
+call, so its caller sends it and reads the reply without the client's thread:
 
     caller: ServerClient.send --sends--> release(connection) --replies_of, up to 0.1 s--> read --> end
                                               |                        |
     thread: <--------- take_unread, before the next call is queued ----+-- no reply by then: resume
             every other call: queue --> send, read, retry ---------------------------------------> end
 
-`is_busy` says that one thread works on the call. A thread that wants to continue a call sets `is_busy` under
-the lock `client.changed`, and gives the call up with `release` or `end`. All clients whose calls are
-awaited together share that condition. Calls with tensors are `ServerRequest`s (request.py); which endpoint
-of the server takes a call is decided in tensor_calls.py, and when to try again in retries.py.
+`is_busy` is True while one thread works on the call. A thread that wants to continue a call sets `is_busy`
+under the lock `client.changed`, and gives the call up with `release` or `end`. Clients share that condition
+if their calls are awaited together. Calls with tensors are `ServerRequest`s (request.py). tensor_calls.py
+decides which address of the server a call goes to, and retries.py when to try again.
 """
 
 import functools
@@ -30,25 +30,27 @@ if TYPE_CHECKING:
     from psfleet_worker.connection.server_client import ServerClient
 
 
-# Seconds for which a caller reads replies itself. A longer wait is worth a handover to the clients' threads.
+# Seconds for which a caller reads replies itself. For a longer wait, the handover to the clients' threads is
+# worth its cost.
 _MOMENT = 0.1
 _has_ended = operator.attrgetter("ended")
 
 
 class Call:
-    """A call to one server, from its message to its reply or error. `ServerRequest` is one with tensors.
+    """A call to one server, from its message to its reply or error. `ServerRequest` is a call with tensors.
 
     Attributes:
         client: Client of the server, set when the call is sent.
         method: "Service/Method", such as "Shard/Push".
         message: Bytes of the request, dropped when the call ends.
         seconds: Time in seconds for the server to reply.
-        outage: Time in seconds for which the server may be out of reach.
-        is_inline: True if the message holds all tensors, False if some lie in shared memory.
+        outage: Time in seconds for which the server may be unreachable.
+        is_inline: True if the message contains all tensors, False if some are in shared memory.
         is_small: True if message and reply fit into the buffers of a socket and a caller is about to wait, so
             that the caller can send it without blocking.
-        sent: Connection that the reply is still to be read from, or None.
-        is_busy: True while one thread sends the call or reads its reply; no other thread may touch it then.
+        sent: Connection from which the reply must still be read, or None.
+        is_busy: True while one thread sends the call or reads its reply. Other threads must not touch it
+            then.
         ended: True once `reply` or `error` is set.
         failure: Error of a first attempt by the caller, or None. The client's thread then retries the call.
         awaited: Predicates of the waiting threads. A predicate returns True if its thread can stop waiting.
@@ -74,10 +76,10 @@ class Call:
         return self.message
 
     def fall_back(self) -> None:
-        """Send the tensors in the message from the next attempt on, no longer in shared memory."""
+        """Send the tensors in the message, not in shared memory, from the next attempt on."""
 
     def lose(self) -> None:
-        """Stop using the shared memory of a failed call, which its server may still read and write."""
+        """Stop using the shared memory of a failed call, because its server may still read and write it."""
 
     def read(self) -> None:
         """Wait for the reply and end the call with it. The calling thread has set `is_busy`."""
@@ -97,7 +99,7 @@ class Call:
         Args:
             connection: Connection over which the call was just sent, or None. The caller is expected to read
                 the reply from it. Without a connection, the client's thread continues at once.
-            failure: Error of the first attempt, or None if the reply is still to be read.
+            failure: Error of the first attempt, or None if the reply must still be read.
         """
         with self.client.changed:
             self.is_busy = False
@@ -112,20 +114,20 @@ class Call:
         """Set the result of the call and wake the threads that wait for it."""
         client = self.client
         with client.changed:
-            # Before `ended` is set: a caller that sees the end at once sends its next call without the
-            # thread, and shares new memory, only if the client has no open call.
+            # Before `ended` is set: a caller that sees the end at once may send its next call without the
+            # thread, or share new memory, only if the client has no open call.
             client.open_calls -= 1
             if client.unread is self:
                 client.unread = None
             if error is not None:
                 self.lose()
             self.reply, self.error, self.ended = reply, error, True
-            # Free the gradients now. A failure holds them too, through the frames of its traceback.
+            # Free the gradients now. A failure references them too, through the frames of its traceback.
             self.message, self.sent, self.failure = b"", None, None
             if self.span is not None:
                 self.span.called(error)
-            # The condition is shared by the clients of all servers. A thread that waits for ten of them is
-            # woken once, by the call that completes its predicate.
+            # The clients of all servers share the condition. A thread that waits for ten of them is woken
+            # once, by the call that makes its predicate true.
             if self.awaited:
                 if any(is_over() for is_over in self.awaited):
                     client.changed.notify_all()
@@ -133,10 +135,10 @@ class Call:
 
 
 def replies_of(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]:
-    """Return the replies of all calls, as `wait_all` does, to a caller that defers interrupts.
+    """Return the replies of all calls, as `wait_all` does, for a caller that already defers interrupts.
 
-    Reads the replies in this thread for up to 0.1 s. Replies that come later are read by the threads of the
-    connections, for which this waits. psfleet.core.base.threads defers interrupts.
+    This thread reads the replies itself for up to 0.1 s. Later replies are read by the clients' threads.
+    psfleet.core.base.threads explains deferred interrupts.
     """
     if not all(map(_has_ended, calls)) and not _settled(calls):
         _read_all(calls, _MOMENT if timeout is None else min(timeout, _MOMENT))
@@ -166,7 +168,7 @@ def replies_of(calls: Sequence[Call], timeout: float | None = None) -> list[byte
 def wait_all(calls: Sequence[Call], timeout: float | None = None) -> list[bytes]:
     """Return the replies of all calls, in their order. Raises the first error as soon as there is one.
 
-    Calls that are under way after an error continue, but no thread waits for them.
+    Other calls continue after an error, but no thread waits for them.
 
     Args:
         calls: Calls of clients that share a condition.
@@ -192,7 +194,7 @@ def _settled(calls: Sequence[Call]) -> bool:
 def _read_all(calls: Sequence[Call], seconds: float) -> None:
     """Read the replies of calls that no thread works on, in the order in which they arrive.
 
-    Calls without a reply after `seconds` are released, and the threads of their clients go on with them.
+    Calls without a reply after `seconds` are released, and the threads of their clients continue with them.
     """
     own_calls: list[Call] = []
     with calls[0].client.changed:
@@ -201,7 +203,7 @@ def _read_all(calls: Sequence[Call], seconds: float) -> None:
                 call.is_busy = True
                 own_calls.append(call)
     try:
-        # A connection has a poll object of its own, so that the common case of one call makes none.
+        # Each connection has its own poll object, so the common case of one call creates none.
         if (
             len(own_calls) == 1
             and (connection := own_calls[0].sent) is not None
@@ -216,7 +218,7 @@ def _read_all(calls: Sequence[Call], seconds: float) -> None:
 
 
 def _read_several(calls: list[Call], seconds: float) -> None:
-    """Read the replies that come within `seconds`, and remove their calls from `calls`."""
+    """Read the replies that arrive within `seconds`, and remove their calls from `calls`."""
     by_descriptor = {call.sent.fileno(): call for call in calls if call.sent is not None}
     incoming = select.poll()
     for descriptor in by_descriptor:

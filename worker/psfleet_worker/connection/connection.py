@@ -1,12 +1,12 @@
 """Connects a worker to all servers of its fleet: runs its state machines, sends heartbeats, makes calls.
 
-`FleetConnection` owns one `ServerClient` per server, the shared memory and the heartbeats. `run` drives a
+`FleetConnection` owns one `ServerClient` per server, the shared memory and the heartbeats. `run` executes a
 program of the state machines (`psfleet_worker.session`): it takes one step under a lock, carries out the
-instruction, and sends the result back. Several threads may run programs at the same time, for example one
-that trains and one that marks a snapshot.
+instruction, and sends the result back. Several threads may run programs at the same time, for example the
+training thread and a thread that marks a snapshot.
 
-Replies to registrations and collectives say where the servers are. If their number has changed, the worker
-connects to the new ones there and then, while no push or pull is under way.
+Replies to registrations and collectives contain the servers' endpoints. If the number of servers has changed,
+the worker connects to the new ones at this point, because no push or pull is under way.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ from psfleet_worker.session.worker_session import Session, Stream
 from psfleet_worker.worker_metrics import StepTimes, WorkerMetrics
 
 Listener = Callable[[HeartbeatReply], None]
-"""Handles the coordinator's reply to a heartbeat. Called in the thread of the heartbeats; must not block."""
+"""Handles the coordinator's reply to a heartbeat. Called in the heartbeat thread, so it must not block."""
 
 
 _log = log_of(__name__)
@@ -73,8 +73,8 @@ Perform = Callable[[Instruction, float | None], Any]
 class WorkerHeartbeat:
     """Reports to the coordinator at intervals that this worker is alive.
 
-    A heartbeat that fails is not repeated, and raises nothing: the calls of the training find out whether the
-    fleet can still be reached.
+    A failed heartbeat is not repeated and raises no error. The calls of the training find out whether the
+    fleet is still reachable.
 
     Args:
         send: Makes one attempt, from the bytes of the request and the seconds that it may take.
@@ -82,8 +82,9 @@ class WorkerHeartbeat:
         every: Seconds between two heartbeats.
 
     Attributes:
-        listeners: Called with each reply, in order.
-        fenced: Error with which the coordinator has ended this incarnation, or None. Heartbeats then stop.
+        listeners: Functions that are called with each reply.
+        fenced: The coordinator's error if it has ended this worker's membership, or None. Heartbeats then
+            stop.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class WorkerHeartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread. Close the connection before, or this waits for a heartbeat that is under way."""
+        """Stop the thread. Close the connection before, or this waits for a running heartbeat."""
         self._over.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -116,7 +117,7 @@ class WorkerHeartbeat:
             self.send_now()
 
     def send_now(self) -> None:
-        """Send a heartbeat and hand its reply to the listeners. Errors are ignored."""
+        """Send a heartbeat and pass its reply to the listeners. Errors are ignored."""
         with self._lock, contextlib.suppress(PsfleetError):
             self._heartbeat()
 
@@ -134,15 +135,21 @@ class WorkerHeartbeat:
 class FleetConnection:
     """Connection of one worker to the servers of its fleet.
 
+    Args:
+        environment: Index of the worker, and endpoints of the servers.
+        mode: Consistency mode in which the script begins.
+        patience: Time limits of calls.
+        inject_faults: Wraps the function that sends the calls to one server, for tests.
+
     Attributes:
-        session: State machine of the incarnation.
+        session: State machine of the worker's membership.
         stream: State machine of its pushes and pulls.
         heartbeats: Heartbeats to server 0, from `start` to `close`.
-        lane_memory: Most bytes of pushes under way, unless only one is.
+        lane_memory: Maximum number of bytes of unacknowledged pushes. A single push may have more.
         lock: Held while a state machine takes a step.
         metrics: Metrics of this worker. Heartbeats carry them to server 0 on request.
         clients: Client of each server. The list object stays the same when the number of servers changes.
-        lanes: Shared memory with each server; the list object stays the same too.
+        lanes: Shared memory with each server. The list object stays the same too.
         on_move: Functions to call after the number of servers has changed, with no call under way.
     """
 
@@ -189,7 +196,7 @@ class FleetConnection:
         self.process = os.getpid()
 
     def start(self) -> None:
-        """Begin an incarnation: register, join every server, and start heartbeats.
+        """Register this process as the worker, join every server, and start heartbeats.
 
         Waits up to `Patience.start` seconds for servers that are still starting.
         """
@@ -204,7 +211,7 @@ class FleetConnection:
         self.stream.begin()
 
     def _reach(self, endpoints: Sequence[str]) -> None:
-        """Connect to the servers at these endpoints, and close the connections to any others.
+        """Connect to the servers at these endpoints, and close the connections to any other servers.
 
         Connections to the first servers stay as long as their endpoints are the same.
         """
@@ -227,7 +234,7 @@ class FleetConnection:
             client.close()
 
     def _move_to(self, endpoints: Sequence[str]) -> None:
-        """Continue with the servers at these endpoints. No call is under way.
+        """Continue with the servers at these endpoints. No call may be under way.
 
         Args:
             endpoints: Endpoints of all servers, or empty if their number has not changed.
@@ -242,8 +249,8 @@ class FleetConnection:
             listener()
 
     def _heartbeat(self) -> HeartbeatRequest:
-        # A push that left without a client's thread would not be repeated while no thread waits for it. From
-        # the next heartbeat on, the client's thread looks after it.
+        # A push that its caller has sent is not repeated while no thread waits for it. From the next
+        # heartbeat on, the client's thread takes care of it.
         for client in [*self.clients]:
             client.take_unread()
         session, watch = self.session, self.metrics.watch
@@ -263,9 +270,9 @@ class FleetConnection:
         self.metrics.wanted = reply.wants_metrics
 
     def send_last_figures(self) -> None:
-        """Send the worker's last metrics to server 0, if somebody watches the job.
+        """Send the worker's last metrics to server 0, if the job is being watched.
 
-        The first heartbeat asks whether metrics are wanted, the second one carries them.
+        The first heartbeat asks whether metrics are wanted, and the second one carries them.
         """
         if not self.metrics.wanted:
             self.heartbeats.send_now()
@@ -279,7 +286,8 @@ class FleetConnection:
 
         Args:
             program: The program. Other threads may run other programs at the same time.
-            perform: Carries out an instruction, or None for `self.perform`, which knows calls without arrays.
+            perform: Carries out an instruction, or None for `self.perform`, which handles calls without
+                arrays.
             timeout: Limit of each wait for other workers in seconds, or None for `Patience.wait`.
         """
         perform = perform or self.perform
@@ -389,7 +397,7 @@ class FleetConnection:
         reduction = coordinator_pb2.AllReduceReply.FromString(response)
         self._move_to(reduction.servers)
         result = np.frombuffer(reduction.value, value.dtype).copy()
-        # Workers may ask for modes with different numbers of settings. The result is then longer.
+        # Workers may request modes with different numbers of settings. The result is then longer.
         return CollectiveResult(
             result if result.size != value.size else result.reshape(value.shape)
         )
@@ -401,8 +409,7 @@ class FleetConnection:
         return response
 
     def _leave(self, leave: Leave) -> None:
-        """End the incarnation on every server. A server that is gone has ended, as all workers had left
-        it."""
+        """Report to every server that this worker has finished. An unreachable server has already ended."""
         message = write_leave(leave).SerializeToString()
         say = functools.partial(
             ServerClient.start, method="Shard/Leave", message=message, outage=self.patience.leave
@@ -410,9 +417,9 @@ class FleetConnection:
         for call in [say(client) for client in self.clients[1:]]:
             with contextlib.suppress(ServerUnavailable):
                 wait_all([call])
-        # Server 0 last: once it knows, it may bring a view without this incarnation to all servers, or end
-        # the fleet. Both must come after this worker's own message to the other servers. If server 0 refuses
-        # the message, it has received an earlier attempt.
+        # Server 0 last: once it knows, it may install a view without this worker on all servers, or end the
+        # fleet. Both must come after this worker's own message to the other servers. If server 0 refuses the
+        # message, it has received an earlier attempt.
         with contextlib.suppress(ServerUnavailable, Fenced, NotReady):
             wait_all([say(self.clients[0])])
         if self._left_file:
@@ -423,7 +430,7 @@ class FleetConnection:
         return Header(worker=self.worker, incarnation=self.session.incarnation, **fields)
 
     def to_all(self, method: str, request: Any, **limits: Any) -> list[Call]:
-        """Request the same call to every server, and return the calls."""
+        """Start the same call on every server, and return the calls."""
         message = request.SerializeToString()
         return [client.start(method, message, **limits) for client in self.clients]
 
@@ -447,7 +454,7 @@ class FleetConnection:
         return bool(shard_pb2.AttachReply.FromString(response).attached)
 
     def close(self) -> None:
-        """End all threads and close all connections. Safe to call twice."""
+        """Stop all threads and close all connections. Safe to call twice."""
         for client in self.clients:
             client.close()
         self.heartbeats.stop()

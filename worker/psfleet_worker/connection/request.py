@@ -1,14 +1,14 @@
-"""A call to one server with tensors, which are laid out where they will travel.
+"""A call to one server with tensors, which are written directly to the memory from which they are sent.
 
-Gradients are written straight into shared memory if the server is on this host, else into arrays that are
-joined to one message when the call leaves. The layout depends only on tables and counts, and mostly repeats
-in the next step, so both directions take short cuts: encoded segments and their places are remembered per
-block of shared memory (`PlacedSegment`), and a reply of the same form as one before is read without decoding
-its header (`_PlainReply`).
+Gradients are written into shared memory if the server is on this host, otherwise into arrays that are joined
+to one message when the call is sent. The layout depends only on tables and counts, and mostly repeats in the
+next step, so both directions take shortcuts. For requests, encoded segments and their positions are cached
+per block of shared memory (`PlacedSegment`). A reply of the same form as an earlier one is read without
+decoding its header (`_PlainReply`).
 
-A request lives through: filling (`rows`, `values`, `packed`, `read_rows`, `read_values`), `encode` when its
-client sends it, again for each further attempt, `values_of` the reply, and `close`, which frees its places.
-One thread at a time uses it.
+Life of a request: it is filled (`rows`, `values`, `packed`, `read_rows`, `read_values`), its client calls
+`encode` for each attempt, `values_of` reads the reply, and `close` frees its memory. Only one thread at a
+time may use it.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,19 +45,19 @@ _LINE = 64  # bytes of a cache line, at the beginning of which each array lies
 
 
 class ServerRequest(Call):
-    """A call with gradients and reads, in shared memory if there is space, else in arrays.
+    """A call with gradients and reads, in shared memory if there is space, otherwise in the message.
 
     Args:
-        header: Header with the worker and the sequence; the request adds the segments.
-        memory: The memory that is shared with the server, or None.
-        form: Format of the values that reads ask for.
+        header: Header with the worker and the sequence. The request adds the segments.
+        memory: Memory that is shared with the server, or None.
+        form: Format in which the server sends the values of reads.
 
     Attributes:
-        bytes: Bytes of all tensors that go to the server.
+        bytes: Bytes of all tensors that are sent to the server.
         reads: Number of reads.
-        held: The memory that is shared with the server, or None.
-        trace: The trace of the push that the request carries, or None if it is not traced.
-        view: View of the fleet's members that the server had when it replied.
+        held: Memory that is shared with the server, or None.
+        trace: Trace of the push that the request carries, or None if it is not traced.
+        view: Number of the fleet's membership at the server when it replied.
     """
 
     trace: Any = None
@@ -71,7 +71,7 @@ class ServerRequest(Call):
         self._places: list[int] = []  # offsets of all places that are to be freed
         self._block: tuple[NDArray[np.uint8], int] | None = None  # its bytes and offset
         self._used = 0  # bytes of that block
-        # The segment that was laid out last, while all segments are remembered ones of the first block.
+        # The last segment, as long as all segments of this request came from the cache of its first block.
         self._last: PlacedSegment | None = None
         self._replies: list[Values] = []  # arrays in shared memory for the values of each read
         self._shapes: list[tuple[int, ...]] = []  # key and shape of the values of each read
@@ -95,7 +95,7 @@ class ServerRequest(Call):
 
     @property
     def packs(self) -> bool:
-        """True if the request asks for values in a shorter format than float32."""
+        """True if the request wants values in a shorter format than float32."""
         return self._form != "float32"
 
     def say(self, **fields: int | str) -> None:
@@ -104,11 +104,11 @@ class ServerRequest(Call):
             setattr(self._header, name, value)
 
     def say_addressed(self, pushes: Sequence[int]) -> None:
-        """Put into the header which push was sent last to each server."""
+        """Put into the header the number of the last push that was sent to each server."""
         self._header.addressed.extend(pushes)
 
     def rows(self, spec: TableSpec, ids: Ids, learning_rate: float) -> Floats:
-        """Add a sparse gradient; returns the array [n, push_width] that the caller fills with its rows."""
+        """Add a sparse gradient. Returns the array [n, push_width] that the caller fills with its rows."""
         segment = self._lay(segments.ID_ROWS, spec, len(ids), spec.push_width, learning_rate)
         segment.ids[:] = ids
         return segment.values
@@ -116,8 +116,8 @@ class ServerRequest(Call):
     def values(self, spec: TableSpec, values: Floats, learning_rate: float) -> None:
         """Add this server's part of a dense gradient.
 
-        Shared memory gets a copy. Without it the request keeps a view of `values`, which the caller must not
-        change before the call has left, unless it calls `own`.
+        The values are copied to shared memory. Without shared memory the request keeps a view of `values`.
+        Then the caller must not change them before the call is sent, or must call `own`.
         """
         if not self.is_inline:
             copy_over(
@@ -130,7 +130,7 @@ class ServerRequest(Call):
         self._add(segment, values)
 
     def packed(self, segment: Segment, *arrays: NDArray[Any]) -> None:
-        """Add a segment whose bytes are these arrays, side by side."""
+        """Add a segment whose bytes are these arrays, one after the other."""
         target = self.reserve(segment, sum(array.nbytes for array in arrays))
         at = 0
         for array in arrays:
@@ -138,7 +138,7 @@ class ServerRequest(Call):
             at += array.nbytes
 
     def reserve(self, segment: Segment, size: int) -> NDArray[np.uint8]:
-        """Add a segment of `size` bytes; return the array that the caller fills with them."""
+        """Add a segment of `size` bytes, and return the array for them, which the caller fills."""
         target, segment.offset = self._room(size)
         self._add(segments.written(segment), target)
         return target
@@ -156,8 +156,8 @@ class ServerRequest(Call):
             spec: The table.
             low: First position of the values in the flattened table.
             high: Position after the last of the values.
-            lent: Array of the whole table in the memory of this request, into which the server writes its
-                values, or None to give the values a place of their own.
+            lent: Array of the whole table in the request's shared memory, into which the server writes its
+                values. None gives the values separate memory.
         """
         if lent is None:
             self._lay(segments.WHOLE, spec, 0, 0, shape=(high - low,))
@@ -170,10 +170,10 @@ class ServerRequest(Call):
 
     @override
     def encode(self) -> bytes:
-        """Return the message of the call. With shared memory the message holds offsets, but no tensors.
+        """Return the message of the call. With shared memory the message contains offsets, but no tensors.
 
-        Each attempt gets the next number in the memory, since a server refuses a number that is not newer
-        than the last one.
+        Each attempt gets the next turn number in the memory, because a server refuses a turn that is not
+        newer than the last one.
         """
         if self.trace is not None and self.span is None:
             self.span = self.trace.leave(self)
@@ -197,9 +197,12 @@ class ServerRequest(Call):
         return write_withdrawal(frame.encode(self._header))
 
     def values_of(self, message: bytes, spec_of: SpecOf) -> list[Values]:
-        """Return the values of a reply, in the order of the reads, and set `view`; valid until `close`."""
-        # Short cuts first: a reply without values mostly has the same bytes as the last one, and a reply in
-        # the message mostly has the same bytes up to its values.
+        """Return the values of a reply, in the order of the reads, and set `view`.
+
+        The values are valid until `close`.
+        """
+        # Shortcuts first: a reply without values mostly has the same bytes as the last one, and a reply with
+        # its values in the message mostly has the same bytes up to the values.
         if len(message) <= _TOLD:
             self.view, is_placed = _told(message)
             if is_placed:
@@ -219,7 +222,7 @@ class ServerRequest(Call):
         return values
 
     def own(self) -> None:
-        """Copy the arrays that are views of the caller's, before a call that is made later."""
+        """Copy the arrays that are views of the caller's arrays, because the call will be sent later."""
         for i in self._borrowed:
             self._arrays[i] = tuple(array.copy() for array in self._arrays[i])
         self._borrowed.clear()
@@ -230,7 +233,7 @@ class ServerRequest(Call):
             self.held.lost = True
 
     def close(self) -> None:
-        """Free the places of the request and of its reply, whose values must not be used afterwards."""
+        """Free the memory of the request and of its reply. The reply's values must not be used afterwards."""
         offsets, self._places, self._replies, self._arrays = self._places, [], [], []
         if self.held is not None:
             for offset in offsets:
@@ -256,17 +259,18 @@ class ServerRequest(Call):
         learning_rate: float = 0.0,
         shape: tuple[int, ...] | None = None,
     ) -> PlacedSegment:
-        """Add a segment with a place for its bytes and for the values that it reads.
+        """Add a segment, with memory for its bytes and for the values that it reads.
 
         Args:
             content: Content of the segment. VALUES and WHOLE have no ids.
             spec: The table.
             count: Number of ids, or of values if the content has no ids.
             width: Number of values for each id, or 1 for VALUES, or 0 for a read.
-            learning_rate: Learning rate of this push for the table; not used by a read.
+            learning_rate: Learning rate of this push for the table. Not used by a read.
             shape: Shape of the values that are read, or None for a gradient.
         """
-        # The key has everything that the encoded segment depends on, besides the block and what precedes it.
+        # The key has everything that the encoded segment depends on, besides the block and the segments
+        # before it.
         key = content, spec.key, count, width, learning_rate, shape, self._form
         memory, before = self.held, self._last
         if memory is not None and not self._arrays and (block := memory.begin()) is not None:
@@ -278,8 +282,8 @@ class ServerRequest(Call):
         else:
             segment = self._place_segment(content, spec, count, width, learning_rate, shape)
             if before is not None and memory is not None:
-                # A segment that went to another place than the first block is not remembered, nor is any
-                # behind it: where that place is differs from step to step.
+                # A segment outside the first block is not cached, and neither is any segment after it,
+                # because its position differs from step to step.
                 if len(self._places) == 1 and not self.is_inline:
                     memory.learn(before, key, segment)
                 else:
@@ -305,7 +309,7 @@ class ServerRequest(Call):
         learning_rate: float,
         shape: tuple[int, ...] | None,
     ) -> PlacedSegment:
-        """Find a place for a segment and encode it. Its bytes are the ids, and the values behind them."""
+        """Find memory for a segment and encode it. Its bytes are the ids, and the values after them."""
         start = 0 if content in (segments.VALUES, segments.WHOLE) else 8 * count
         arrays: tuple[NDArray[np.uint8], ...] = ()
         at = reply = size = 0
@@ -338,10 +342,10 @@ class ServerRequest(Call):
             self.held.miss(size)
 
     def _room(self, size: int) -> tuple[NDArray[np.uint8], int]:
-        """Return `size` bytes to fill, and their offset in shared memory, or 0 if they are an array.
+        """Return `size` bytes to fill, and their offset in shared memory, or 0 outside shared memory.
 
-        Small sizes share a block. When a block is full, the next one is begun; a size of a block or more gets
-        a place alone.
+        Small sizes share a block. When a block is full, the next one is begun. A size of a block or more gets
+        separate memory.
         """
         if self.held is not None:
             start = self._used
@@ -350,8 +354,8 @@ class ServerRequest(Call):
                 block_and_offset = self.held.take(max(size, BLOCK))
                 if block_and_offset is None:
                     self._miss(max(size, BLOCK))
-                    # All tensors then go into the message; those that lie in the memory already are copied
-                    # from there.
+                    # All tensors are then sent in the message. Tensors that are already in the shared memory
+                    # are copied from there.
                     self.is_inline = True
                     return np.empty(size, np.uint8), 0
                 self._places.append(block_and_offset[1])
@@ -366,18 +370,18 @@ class ServerRequest(Call):
 
 @lru_cache(16)
 def _told(message: bytes) -> tuple[int, bool]:
-    """Return the view that a reply reports, and whether its values are in shared memory."""
+    """Return the view number in a reply, and whether the reply's values are in shared memory."""
     header, _ = frame.decode(message)
     return header.view, header.HasField("lane")
 
 
 class _PlainReply(NamedTuple):
-    """Form of a short reply with float32 values, which the next reply to the same reads mostly has too.
+    """Form of a short reply with float32 values. The next reply to the same reads mostly has the same form.
 
     Attributes:
         opening: Bytes of the reply before the first value.
         size: Length of the whole reply in bytes.
-        view: View that the reply reports.
+        view: View number in the reply.
         places: For each read (first byte, number of values, shape of the values).
     """
 
@@ -401,8 +405,8 @@ _plain_replies: dict[tuple[tuple[int, ...], ...], _PlainReply] = {}  # by tables
 def _remember(
     reads: tuple[tuple[int, ...], ...], message: bytes, view: int, values: Sequence[Values]
 ) -> None:
-    """Remember the form of a reply to reads of these tables and shapes."""
-    # The positions of the values in the message follow from their addresses, since they are views into it.
+    """Cache the form of a reply to reads of these tables and shapes."""
+    # The values are views of the message, so their positions follow from their addresses.
     start = address_of(np.frombuffer(message, np.uint8))
     positions = []
     for array in values:

@@ -1,13 +1,13 @@
 """Calls from a worker to one server: in order, with deadlines, and repeated when a reply is lost.
 
-Each client has a thread that makes blocking calls; that costs less CPU than gRPC's futures (measured). Calls
-leave in the order in which they were requested, so pushes keep their order. A failed call is repeated until
-it is answered or given up (`psfleet_worker.session.retries`). That is safe: the message carries a sequence,
-by which the server recognizes a push that it has applied already.
+Each client has a thread that makes blocking calls, which costs less CPU than gRPC's futures (measured). Calls
+are sent in the order in which they were requested, so pushes keep their order. A failed call is repeated
+until it succeeds or is given up (`psfleet_worker.session.retries`). That is safe, because the message
+contains a sequence number, so the server recognizes a push that it has already applied.
 
-A small call to an idle server does without the thread, because the handover would cost more than the call:
-the caller sends it, and the thread that waits for the reply reads it (connection/call.py has a picture). If
-that fails or takes long, or if no thread waits, the client's thread continues the call.
+A small call to an idle server bypasses the thread, because the handover would cost more than the call: the
+caller sends it, and the thread that waits for the reply reads it (connection/call.py has a picture). If that
+fails or takes long, or if no thread waits, the client's thread continues the call.
 """
 
 import os
@@ -77,7 +77,7 @@ class ServerClient:
 
     Args:
         index: Number of the server.
-        endpoint: Endpoint at which it listens.
+        endpoint: Endpoint of the server.
         patience: Time limits of calls.
         changed: Condition that is notified when a call ends. Clients whose calls are awaited together share
             it. It also guards `unread`, `open_calls` and the state of calls.
@@ -86,9 +86,9 @@ class ServerClient:
         access: Credentials of this process.
 
     Attributes:
-        retries: Number of attempts beyond the first of each call, for displays.
+        retries: Number of repeated attempts of all calls, for displays.
         open_calls: Number of calls that have not ended.
-        unread: Call that has left without the thread and that the thread does not know of, or None.
+        unread: Call that its caller has sent and that the client's thread does not know of, or None.
     """
 
     def __init__(
@@ -133,17 +133,17 @@ class ServerClient:
         outage: float | None = None,
         small: bool = False,
     ) -> Call:
-        """Request a call, which is made after all calls requested before. Returns without waiting for it.
+        """Request a call, which is made after all earlier calls. Returns without waiting for the reply.
 
         Args:
-            method: "Service/Method".
+            method: Service and name of the method, such as "Shard/Status".
             message: Bytes of the request.
             seconds: Seconds for the server to reply, or None for `patience.reply`.
-            outage: Seconds for which the server may be out of reach, or None for `patience.outage`.
+            outage: Seconds for which the server may be unreachable, or None for `patience.outage`.
             small: True if message and reply are a few kilobytes and a thread is about to wait for the reply.
 
         Raises:
-            UsageError: This process is a fork of the one that has connected.
+            UsageError: This process is a fork of the process that has connected.
         """
         self.check_process()
         call = Call()
@@ -163,9 +163,9 @@ class ServerClient:
 
         Args:
             call: The call.
-            method: "Service/Method".
+            method: Service and name of the method, such as "Shard/Push".
             seconds: Seconds for the server to reply, or None for `patience.reply`.
-            outage: Seconds for which the server may be out of reach, or None for `patience.outage`.
+            outage: Seconds for which the server may be unreachable, or None for `patience.outage`.
             ahead: True if no thread is about to wait for the reply. The client's thread then reads it.
         """
         call.client, call.method = self, method
@@ -178,8 +178,8 @@ class ServerClient:
                 call.end(error=ServerUnavailable(f"the connection to {self.name} is closed"))
                 return call
             client = self._tensors.client
-            # Only with no other open call: the thread could otherwise be about to send an earlier call, which
-            # this one would overtake.
+            # Only if no other call is open. Otherwise the thread could be about to send an earlier call, and
+            # this call would overtake it.
             is_alone = self._threadless and not ahead and self.open_calls == 1
             leaves_here = is_alone and call.is_small and client.idle != []
             if leaves_here:
@@ -198,33 +198,32 @@ class ServerClient:
         return call
 
     def take_unread(self) -> None:
-        """Queue the call that left without the thread, which continues it once no other thread works on
-        it."""
+        """Queue the call that its caller has sent, so that the client's thread continues it."""
         with self.changed:
             if self.unread is not None:
                 self._queue.put(self.unread)
                 self.unread = None
 
     def resume(self, call: Call) -> None:
-        """Let the thread continue a call that another thread has given up.
+        """Let the client's thread continue a call that another thread has given up.
 
-        Only the unread call needs that. Any other call is in the queue already, or the thread waits for it.
+        Only `unread` needs that. Any other call is in the queue already, or the thread waits for it.
         """
         if self.unread is call:
             self.take_unread()
 
     def check_process(self) -> None:
-        """Raise UsageError in a fork of the process that has connected, which has none of its threads."""
+        """Raise UsageError in a fork of the connected process, because a fork has none of its threads."""
         check_process(self._process)
 
     def close(self) -> None:
-        """Give up calls under way, close the connection and end the thread. Safe to call twice.
+        """Give up running calls, close the connection and stop the thread. Safe to call twice.
 
         Does nothing in a fork of the process, because connection and thread belong to the parent.
         """
         if os.getpid() != self._process:
             return
-        # Under the lock, so that no call is queued behind the None that ends the thread.
+        # Under the lock, so that no call is queued after the None that ends the thread.
         with self.changed:
             self._closing.set()
             self.take_unread()
@@ -246,7 +245,7 @@ class ServerClient:
                 call.end(error=PsfleetError(f"{call.method} to {self.name} failed: {error!r}"))
 
     def _hold(self, call: Call) -> bool:
-        """Set `is_busy` for this thread, after a thread that works on the call has given it up.
+        """Set `is_busy` for this thread, after any other thread has stopped working on the call.
 
         Returns:
             False if the call has ended meanwhile.
@@ -261,8 +260,8 @@ class ServerClient:
     def _outcome(self, call: Call) -> bytes:
         """Make the call and return its reply.
 
-        A push that is refused is withdrawn before the error is raised. Otherwise the server would wait for
-        its sequence and refuse the pushes behind it.
+        A refused push is withdrawn before the error is raised. Otherwise the server would wait for its
+        sequence number and refuse the pushes after it.
         """
         try:
             return self._persist(call)
@@ -276,7 +275,7 @@ class ServerClient:
             raise
 
     def _persist(self, call: Call) -> bytes:
-        """Repeat the call until it is answered, its time is over or the server is given up."""
+        """Repeat the call until it succeeds, its time is over or the server is given up."""
         began = time.monotonic()
         try:
             return self._first_attempt(call)
@@ -292,7 +291,7 @@ class ServerClient:
                 again = self._after(call, retries, error)
 
     def _first_attempt(self, call: Call) -> bytes:
-        """Make the first attempt, or continue one that another thread has begun and given up."""
+        """Make the first attempt, or continue an attempt that another thread has begun and given up."""
         if call.failure is not None:
             raise call.failure
         if call.sent is not None:
@@ -338,7 +337,10 @@ class ServerClient:
         return is_tcp(self.endpoint) and self._access.credentials is not None
 
     def _check_access(self) -> None:
-        """Raise AccessDenied if TLS has failed between the server and this process: retries are of no use."""
+        """Raise AccessDenied if the TLS handshake between the server and this process fails.
+
+        Retries are then useless.
+        """
         if not is_tcp(self.endpoint):
             return
         from psfleet.core.net.connections.tls_sockets import why_refused
@@ -375,5 +377,5 @@ class ServerClient:
 
     @property
     def _address(self) -> str:
-        """Address of the server's gRPC, where it also says why it refuses a connection."""
+        """Address of the server's gRPC, which also reports why it refuses a connection."""
         return addresses_of(self._location()).control

@@ -1,8 +1,8 @@
-"""Sends the calls that carry tensors to one server, at its address for them, and follows it when it moves.
+"""Sends the calls that carry tensors to one server's address for tensors, also after the server has moved.
 
 Calls that carry values of tables go over psfleet's own HTTP/2 (psfleet.core.net.http2), which costs less CPU
-than gRPC; every other method goes over gRPC (server_client.py). This module knows where the server listens
-for tensors, connects when a call needs a connection, and turns errors of HTTP/2 into psfleet's.
+than gRPC. Every other method goes over gRPC (server_client.py). This module knows the server's address for
+tensors, connects when a call needs a connection, and converts errors of HTTP/2 to psfleet's errors.
 """
 
 import threading
@@ -35,7 +35,7 @@ class TensorCalls:
         access: Credentials of this process.
 
     Attributes:
-        client: Client of the server's address for tensors. Another one takes its place when the server moves.
+        client: HTTP/2 client of the server's address for tensors. Replaced when the server moves.
     """
 
     def __init__(self, name: str, endpoint: Callable[[], str], access: Access) -> None:
@@ -56,10 +56,10 @@ class TensorCalls:
         return self.begin(method, request, seconds).finish()
 
     def begin(self, method: str, request: bytes, seconds: float) -> ClientConnection:
-        """Send a call; `finish` of the result returns the reply.
+        """Send a call. `finish` of the result returns the reply.
 
         Raises:
-            ServerUnavailable: No connection can be made, or it is lost.
+            ServerUnavailable: No connection can be made, or the connection is lost.
         """
         client = self.client
         try:
@@ -68,9 +68,10 @@ class TensorCalls:
             raise self.failed(client, error, seconds) from None
 
     def failed(self, client: Http2Client, error: Exception, seconds: float) -> Exception:
-        """Return the error that a call that could not be sent raises."""
+        """Return the error to raise for a call that could not be sent."""
         match error:
-            # The time limit of the connection has passed, not that of the call, which may be tried again.
+            # The time limit of the connection has passed, not the limit of the call, which may be tried
+            # again.
             case DeadlinePassed():
                 failure = ConnectionBroken(f"no connection within {HANDSHAKE:g} seconds")
                 return self._failed(client, failure, seconds)
@@ -87,12 +88,12 @@ class TensorCalls:
             case DeadlinePassed():
                 details = f"no answer within {seconds:.1f} seconds"
                 return DeadlineExceeded(f"{self._name} does not answer: {details}")
-        # The server may have ended, and the other connections with it.
+        # The server may have ended, and then its other connections are broken too.
         client.forget_idle()
         return ServerUnavailable(f"{self._name} does not answer: {error}")
 
     def follow(self) -> None:
-        """Go on at the server's present endpoint. If it has moved, calls under way fail."""
+        """Continue at the server's present endpoint. If the server has moved, running calls fail."""
         with self._lock:
             endpoint = self._find()
             if self._closed or endpoint == self._endpoint:
@@ -102,7 +103,7 @@ class TensorCalls:
         former.close()
 
     def close(self) -> None:
-        """Close the connections; calls under way fail. Safe to call twice."""
+        """Close the connections. Running calls fail. Safe to call twice."""
         with self._lock:
             self._closed = True
         self.client.close()

@@ -1,17 +1,18 @@
-"""Allocates the shared memory in which a worker's tensors travel to servers on the same host.
+"""Allocates the shared memory through which a worker sends tensors to servers on the same host.
 
-The worker makes one memory for all servers and owns every place in it. A call names the places of its
-tensors; until its reply is here, the server reads and writes those places and no others, so neither side
-needs a lock. If a call fails, its server may still be working on it. The whole memory is then *lost*: no
-place of it is used again, the call is repeated with its tensors in the message, and the next call gets new
-memory. Failures are rare and memory is cheap, so this one rule replaces a state for each place.
+The worker creates one memory for all servers, and only the worker allocates *places* (ranges of bytes) in it.
+A call names the places of its tensors. Until its reply arrives, the server reads and writes only those
+places, so neither side needs a lock. If a call fails, its server may still be working on it. The whole memory
+is then *lost*: no place of it is used again, the call is repeated with its tensors in the message, and the
+next call gets new memory. Failures are rare and memory is cheap, so this one rule replaces a state for each
+place.
 
-All servers write into one memory, so each can put its part of a dense array where the caller will use the
-array. Such an array is *lent*: its place becomes free when NumPy releases the last view of it.
+All servers write into one memory, so each can write its part of a dense array directly into the array that
+the caller gets. Such an array is *lent*: its place becomes free when NumPy releases the last view of it.
 
-`WorkerMemory` makes the memory and replaces it, `LaneMemory` deals out its places, and a `Lane` says for one
-server whether the next call can use it. Servers on other hosts get tensors in messages. Why it is built like
-this: docs/decisions/0013-frames-and-shared-memory.md.
+`WorkerMemory` creates and replaces the memory, `LaneMemory` allocates its places, and a `Lane` decides for
+one server whether the next call can use it. Servers on other hosts get tensors in messages.
+docs/decisions/0013-frames-and-shared-memory.md explains this design.
 """
 
 import collections
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
     from psfleet_worker.connection.server_client import ServerClient
 
 Attach = Callable[[int, MemoryHandle], bool]
-"""Offers memory with a generation number to a server; returns True if the server shares it now."""
+"""Offers memory with a generation number to a server. Returns True if the server has attached it."""
 
 Floats = NDArray[np.float32]
 
 LEND_FROM = 1 << 16
-"""Size in bytes from which an array is lent. To copy a shorter array costs less than to lend it."""
+"""Size in bytes from which an array is lent. Copying a shorter array costs less than lending it."""
 
 BLOCK = 2 << 10
 """Size in bytes of a block, which holds several small tensors of one call."""
@@ -45,12 +46,13 @@ _MOST_KNOWN = 1024  # segments whose places a memory remembers
 _FIRST_SIZE = 512 << 10  # bytes of the first memory
 _LARGEST = 4 << 30  # bytes of the largest memory, even if a step needs more
 _SPARE = 4  # a memory grows by this many times what was missing: several calls may be under way
-# At most 1/_LENDABLE of a memory is lent. So a caller who keeps every array cannot make it grow without end.
+# At most 1/_LENDABLE of a memory is lent, so that a caller who keeps every array cannot make the memory grow
+# without limit.
 _LENDABLE = 2
 
 
 class LaneMemory:
-    """A shared memory and its places.
+    """A shared memory, and the allocated places in it.
 
     Args:
         memory: The mapped memory.
@@ -59,12 +61,12 @@ class LaneMemory:
     Attributes:
         generation: Random number that identifies the memory on the wire.
         offer: Description that a server needs to attach the memory.
-        missing: Most bytes of tensors, under way at once, that found no place. 0 means that the memory was
-            always large enough.
+        missing: Maximum number of bytes, over all simultaneous calls, that found no space. 0 means that the
+            memory was always large enough.
         largest: Bytes of all tensors of the largest call.
-        lent: Most bytes of arrays that were to be lent at once.
-        give: Takes back the place of an array that is no longer used, by its offset.
-        lost: True once a call has failed in it. No place of it is used again.
+        lent: Maximum number of bytes of arrays that were to be lent at once.
+        give: Frees the place at an offset.
+        lost: True once a call with tensors in this memory has failed. No place of it is used again.
         turns: Numbers of the next calls. A server refuses a call that is not newer than the last one, because
             its places may belong to another call by then.
     """
@@ -91,7 +93,7 @@ class LaneMemory:
         return len(self._memory)
 
     def take(self, size: int) -> tuple[NDArray[np.uint8], int] | None:
-        """Take a place of `size` bytes; return its bytes and offset, or None if there is no space."""
+        """Allocate `size` bytes, and return the bytes and their offset, or None if there is no space."""
         if self._returned:
             self._regain()
         offset = self._blocks.take(size)
@@ -100,12 +102,12 @@ class LaneMemory:
         return self._memory.bytes[offset : offset + size], offset
 
     def miss(self, size: int) -> None:
-        """Count `size` bytes for which a call that has begun found no place."""
+        """Count `size` bytes for which a call that has begun found no space."""
         self._missed += size
         self.missing = max(self.missing, self._missed)
 
     def ended(self, size: int, shortage: int) -> None:
-        """Count the end of a call with `size` bytes of tensors, `shortage` of them without a place."""
+        """Count the end of a call with `size` bytes of tensors, of which `shortage` bytes found no space."""
         self.largest = max(self.largest, size)
         self._missed -= shortage
 
@@ -137,7 +139,7 @@ class LaneMemory:
             self._blocks.give(loan.offset)
 
     def begin(self) -> "PlacedSegment | None":
-        """Take a block, and return the start of the layouts that earlier calls had in it.
+        """Allocate a block, and return the root of the layouts that earlier calls had in it.
 
         Returns None if there is no space.
         """
@@ -158,7 +160,7 @@ class LaneMemory:
     def learn(
         self, before: "PlacedSegment", key: tuple[object, ...], segment: "PlacedSegment"
     ) -> None:
-        """Remember for later calls that `segment` was laid out behind `before` for the request `key`."""
+        """Cache the layout: `segment` follows `before` for the request `key`."""
         before.next[key] = segment
         self._known += 1
 
@@ -181,7 +183,7 @@ class LentArray:
 
 
 class _LentValues:
-    """The base object of a lent array. All its views refer to it, so it is released with the last view."""
+    """Base object of a lent array. All views reference it, so it is released with the last view."""
 
     def __init__(self, memory: LaneMemory, array: Floats) -> None:
         self.__array_interface__ = array.__array_interface__
@@ -190,10 +192,10 @@ class _LentValues:
 
 
 class _Loan(weakref.ref[_LentValues]):
-    """A weak reference that appends itself to a queue when its array is released.
+    """Weak reference that appends itself to a queue when its array is released.
 
-    The callback is `deque.append`, which runs no Python code. In a `__del__` method an interrupt (Ctrl-C)
-    that arrived there would be lost, since Python ignores exceptions in it.
+    The callback is `deque.append`, which runs no Python code. An interrupt (Ctrl-C) that arrived during a
+    `__del__` method would be lost, because Python ignores exceptions there.
     """
 
     __slots__ = ("offset",)
@@ -206,11 +208,11 @@ class _Loan(weakref.ref[_LentValues]):
 
 
 class WorkerMemory:
-    """The memory of a worker: made when first needed, replaced when it is too small or lost.
+    """The shared memory of a worker: created when first needed, replaced when it is too small or lost.
 
     Args:
-        most: Most bytes of the present and the previous memory together, unless four steps of this worker
-            need more.
+        most: Maximum number of bytes of the present and the previous memory together, unless four steps of
+            this worker need more.
         servers: Number of servers.
 
     Attributes:
@@ -233,7 +235,7 @@ class WorkerMemory:
         return self.latest
 
     def close(self) -> None:
-        """Release the memory. Arrays that were lent keep it mapped. Safe to call twice."""
+        """Release the memory. Lent arrays keep it mapped. Safe to call twice."""
         if self.latest is not None:
             os.close(self.latest.offer.descriptor)
             self.latest = None
@@ -245,7 +247,7 @@ class WorkerMemory:
             limit = min(max(self._most - len(before), _SPARE * step), _LARGEST)
             size = min(len(before) + _SPARE * before.missing, limit)
             if before.missing and not before.lost and len(before) >= size:
-                # It is as large as it may be. Tensors that find no place travel in messages.
+                # The memory has its maximum size. Tensors that find no space are sent in messages.
                 before.missing = 0
                 return before
         memory = SharedMemory.make(size)
@@ -256,10 +258,10 @@ class Lane:
     """Decides for one server whether the next call can use shared memory, and offers new memory to it.
 
     Args:
-        memories: Source of shared memory, or None if tensors always travel in messages.
+        memories: Source of shared memory, or None if tensors are always sent in messages.
         attach: Offers a memory to the server.
-        client: Client of the server. New memory is offered only while it has no open call: the offer would
-            have to wait behind that call, which may itself wait for other workers.
+        client: Client of the server. New memory is offered only while it has no open call. Otherwise the
+            offer would have to wait for that call, which may itself wait for other workers.
     """
 
     def __init__(
@@ -282,14 +284,17 @@ class Lane:
         return None if shared is None or shared.lost else shared
 
     def _share(self, memory: LaneMemory | None) -> LaneMemory | None:
-        """Share the memory. A server that refuses once (it may be on another host) is not asked again."""
+        """Share the memory.
+
+        If a server refuses once (it may be on another host), no memory is offered again.
+        """
         if memory is None or not self._attach(memory.generation, memory.offer):
             self._memories = None
             return None
         return memory
 
     def close(self) -> None:
-        """Stop using the memory. Arrays that were lent keep it mapped. Safe to call twice."""
+        """Stop using the memory. Lent arrays keep it mapped. Safe to call twice."""
         self._held = self._memories = None
 
 
@@ -297,28 +302,29 @@ _NO_IDS, _NO_VALUES = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 class PlacedSegment:
-    """Place of one segment of a call in shared memory, remembered from one step to the next.
+    """Cached position of one segment of a call in shared memory.
 
-    The small tensors of a call lie side by side in one block, each at the beginning of a cache line:
+    The small tensors of a call are stored one after the other in a block, each at the beginning of a cache
+    line:
 
         block (2 KiB)  | ids, rows of table 1 | ids of table 2 | its rows in the reply | free ... |
 
-    A step with the same tables and counts as the step before mostly gets the same block, so each tensor lies
-    where it lay and its segment has the same bytes. To encode nothing twice, the memory keeps a tree of
-    layouts for each block: its root is the empty block, and `next` leads from a segment to the segment behind
-    it, by the key of the request (`ServerRequest._lay`).
+    A step with the same tables and counts as the step before mostly gets the same block. Each tensor then has
+    the same position, and its encoded segment has the same bytes. To avoid encoding a segment again, the
+    memory keeps a tree of layouts for each block: its root is the empty block, and `next` leads from a
+    segment to the segment after it, by the key of the request (`ServerRequest._lay`).
 
     Attributes:
         segment: The segment as an encoded field of the header.
         ids: int64 array for the ids, in shared memory.
         values: float32 array for the values, in their shape, in shared memory.
-        arrays: The arrays that make up the segment's bytes.
-        reply: Array for the values of a read, or None if it is no read or its values come in the message.
+        arrays: Arrays that make up the segment's bytes.
+        reply: Array for the values of a read. None for a gradient, or if the values come in the message.
         reply_bytes: Bytes of these values.
         bytes: Bytes of the arrays.
         end: Bytes of the block that are used up to the end of this segment.
-        block: Bytes and offset of the block; set only in the root of a tree.
-        next: Segments that were laid out behind this one, by the key of their request.
+        block: Bytes and offset of the block. Set only in the root of a tree.
+        next: Cached segments that follow this one, by the key of their request.
     """
 
     block: tuple[NDArray[np.uint8], int]

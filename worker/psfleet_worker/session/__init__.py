@@ -1,4 +1,4 @@
-"""State machines of one worker, without I/O: its incarnation and its pushes, its data, its retries.
+"""State machines of one worker, without I/O: its membership, its pushes, its data and its retries.
 
-Start with `worker_session`, the protocol; `instructions` lists what its programs may yield.
+Start with `worker_session`, the protocol. `instructions` lists what its programs may yield.
 """

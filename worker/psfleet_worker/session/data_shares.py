@@ -1,14 +1,15 @@
 """Decides which samples a worker trains on, step by step, from the plan of rounds or from leases.
 
-- With rounds, server 0 has a plan, from which every worker works out its part of each round.
-- In other modes the worker takes leases, one after the other. If a worker consists of several stages, only
-  the first stage asks for leases, and tells the other stages the samples of each step.
+- In sync mode, server 0 has a plan, and every worker computes its part of each round from the plan.
+- In other modes the worker requests *leases*, ranges of samples, one after the other. If a worker consists of
+  several pipeline stages, only the first stage requests leases. It sends the samples of each step to the
+  other stages.
 
-A mode switch may fall within a dataset. Server 0 then distributes its unused samples again, and every worker
-continues with the same dataset in the other way.
+A mode switch may occur within a dataset. Server 0 then distributes its unused samples again, and every worker
+continues with the same dataset by the rules of the new mode.
 
-Pure: a program yields a TrainStep for each step of the dataset, and between them instructions to the fleet,
-which `psfleet_worker.data_client` carries out.
+Pure: a program yields a TrainStep for each step of the dataset, and between them other instructions, which
+`psfleet_worker.data_client` carries out.
 """
 
 from collections.abc import Iterator
@@ -35,14 +36,14 @@ Ranges = tuple[Range, ...]
 
 
 class WorkerData:
-    """Datasets of one incarnation of a worker.
+    """Datasets of one worker process.
 
     Attributes:
-        count: Number of datasets so far, the present one included.
+        count: Number of datasets so far, including the present one.
         position: Position that the next push reports to servers, or None before the first lease: the number
-            of leases that are used up, and of samples used of the next one.
+            of leases that are used up, and of samples used of the next lease.
         next_ranges: Samples of the step after the present one, or empty if the worker does not have them yet.
-        in_round: True while the script is in a step of a dataset in rounds. Such a step may make one push.
+        in_round: True while the script is in a step of a dataset in sync mode. Such a step may make one push.
     """
 
     def __init__(self, session: Session) -> None:
@@ -58,13 +59,13 @@ class WorkerData:
         self._processes = 1
 
     def validate(self) -> None:
-        """Check what must always hold; for tests."""
+        """Check the invariants, for tests."""
         assert 0 <= self._used <= self._leases
         assert self.position is None or self.position >= (self._used, 0)
 
     @property
     def reached(self) -> tuple[int, int]:
-        """Number of leases that are used up, and of samples used of the next one, after a flush."""
+        """Number of leases that are used up, and of samples used of the next lease. Valid after a flush."""
         return self._leases, self._handed
 
     def steps(
@@ -74,9 +75,9 @@ class WorkerData:
 
         Args:
             batch: Number of samples of a step.
-            merged: Number of steps whose gradients are merged to one push.
-            process: Number of this stage within the worker. Stage 0 takes leases for all.
-            processes: Number of stages of the worker.
+            merged: Number of steps whose gradients are merged into one push.
+            process: Number of this pipeline stage within the worker. Stage 0 requests leases for all.
+            processes: Number of pipeline stages of the worker.
         """
         self.count += 1
         self._process, self._processes = process, processes
@@ -96,7 +97,7 @@ class WorkerData:
     def _in_rounds(self, batch: int, merged: int) -> Program[bool]:
         """Train on all rounds of the dataset. Returns True if the dataset continues in another mode."""
         session, turns = self._session, self._session.turns
-        # After the flush the round before is closed, so the plan of the next round is final.
+        # After the flush the previous round is closed, so the plan of the next round is final.
         yield FlushPushes()
         plan, view = yield from self._plan(batch)
         if not plan.entries:  # the dataset was used up by leases, in another mode
@@ -106,15 +107,15 @@ class WorkerData:
             number = session.sequence + 1
             if session.view > view:
                 plan, view = yield from self._plan(batch)
-            # Behind the last round: a worker that ends now may return samples to the plan, so the last push
-            # is committed first, and the end counts only if no new view has come with it.
+            # After the last round: a worker that ends now may return samples to the plan. So the last push is
+            # committed first, and the dataset has ended only if no new view has come with the commit.
             if number > plan.last():
                 yield FlushPushes()
                 if session.view > view:
                     continue
                 return False
             session.progress.catch_up()  # samples planned from here on have not been pushed
-            # The plan names only first stages. All stages of a worker use the samples of its first one.
+            # The plan contains only first stages. All stages of a worker use the samples of its first stage.
             for ranges in _parts(plan.share(session.worker - self._process, number), merged):
                 self.in_round = True
                 try:
@@ -123,7 +124,7 @@ class WorkerData:
                     self.in_round = False
                 if session.turns != turns:
                     return True
-            # Every round needs a push of every worker, also of one without samples or gradients.
+            # Every round needs a push of every worker, even a push without samples or gradients.
             if self._made(number) == 0:
                 yield SkipStep()
 
@@ -151,8 +152,7 @@ class WorkerData:
         return pushes
 
     def _tell(self, ranges: Ranges) -> Program[None]:
-        """Announce the next step's samples to the worker's other stages. Empty means that there are no
-        more."""
+        """Send the next step's samples to the worker's other stages. Empty ranges end the dataset."""
         if self._processes > 1:
             yield TellStages(ranges)
 
@@ -167,7 +167,10 @@ class WorkerData:
         return True
 
     def _leased(self, batch: int) -> Program[bool]:
-        """Train on leases until the dataset has ended. Returns True if it continues in another mode."""
+        """Train on leases until the dataset has ended.
+
+        Returns True if the dataset continues in another mode.
+        """
         turns = self._session.turns
         while (lease := (yield from self._lease(batch))) is not None:
             self._session.progress.catch_up()  # no sample of a lease was trained on before
@@ -197,8 +200,8 @@ class WorkerData:
     def _lease(self, batch: int) -> Program[Ranges | None]:
         """Return the next lease, or None if the dataset has ended.
 
-        While the pool is empty, other workers may still die and return samples, so the worker waits. First it
-        reports its own leases as used, since the dataset ends when all workers have.
+        While the pool is empty, other workers may still die and return samples, so the worker waits. It also
+        reports its own leases as used, because the dataset ends only when all leases are used.
         """
         while True:
             dealt: DataReply = yield RequestData(
@@ -209,7 +212,7 @@ class WorkerData:
                 return dealt.what or None
             if self._used == self._leases:
                 yield Pause(_PAUSE)
-            # In a mode with a gate, pulls of other workers wait for pushes of this one. It has no data, so it
+            # In a mode such as ssp, pulls of other workers wait for pushes of this one. It has no data, so it
             # makes steps without samples.
             if self._session.declared.pull_gate:
                 yield from self._tell(_SKIP)
@@ -223,7 +226,7 @@ class WorkerData:
 
 
 def _parts(share: Ranges, count: int) -> Iterator[Ranges]:
-    """Split the share into `count` nearly equal parts and yield those that are not empty."""
+    """Split the share into `count` nearly equal parts, and yield the parts that are not empty."""
     total = length(share)
     for index in range(count):
         low, high = total * index // count, total * (index + 1) // count

@@ -8,8 +8,8 @@ A program is a generator that yields one instruction after the other and is sent
         result = perform(instruction)
 
 In a job `psfleet_worker.connection`, `psfleet_worker.tensors.transfers` and `psfleet_worker.data_client` make
-the calls; in `tests/protocol` a scheduler does, which loses messages and kills processes. The docstring of
-an instruction says what its result is.
+the calls. In `tests/protocol` a scheduler makes them, which loses messages and kills processes. The docstring
+of an instruction defines its result.
 """
 
 import dataclasses
@@ -27,22 +27,23 @@ Ranges = tuple[Range, ...]
 
 @value_class
 class RegisterWorker:
-    """Ask the coordinator for the worker's seat. Answered with SeatGranted."""
+    """Register this process with the coordinator as the worker. The result is SeatGranted."""
 
 
 @value_class
 class SeatGranted:
-    """Reply to RegisterWorker: the worker has its seat.
+    """Reply to RegisterWorker: the process is a member of the fleet.
 
     Attributes:
-        incarnation: Number of the new incarnation.
-        first: In sync mode, the first round in which the incarnation counts.
-        view: Number of the last view that is decided.
-        completed: Number of collectives that are over.
+        incarnation: Number that identifies this process as the worker's present one (*incarnation*).
+        first: In sync mode, the first round in which this process takes part.
+        view: Number of the last decided view (membership).
+        completed: Number of completed collectives.
         switches: Number of mode switches among them. If it is 0, `mode` and `last` have no meaning.
-        mode: Mode since the last switch, with the settings that servers know.
-        last: The highest push of any worker before that switch.
-        progress: Script position of the seat's earlier incarnations, or empty to start from the beginning.
+        mode: Mode since the last switch, with those settings that servers need.
+        last: Highest push number of any worker at that switch.
+        progress: Loop position that an earlier process of this worker has reached, or empty to start from the
+            beginning.
     """
 
     incarnation: int
@@ -60,10 +61,10 @@ class ServerJoined:
     """Reply of one server to Join.
 
     Attributes:
-        sequence: Last push of the incarnation that the server has, or the last closed round.
-        clock: Pushes of the incarnation since the last collective.
+        sequence: Last push of this process that the server has, or the last closed round.
+        clock: Number of pushes of this process since the last collective.
         mode: Mode of the server.
-        switches: Number of mode switches that the server has made.
+        switches: Number of mode switches that the server has applied.
     """
 
     sequence: int
@@ -74,14 +75,14 @@ class ServerJoined:
 
 @value_class
 class JoinCollective:
-    """Come to a collective and wait for all workers. Answered with CollectiveResult.
+    """Arrive at a collective and wait for all workers. The result is CollectiveResult.
 
     Attributes:
         number: Number of the collective in the whole fleet.
         mode: Name of the reduction. "switch" means that all workers continue in another mode.
         value: Value of the worker, or None at a barrier.
-        change: Number that the next mode switch of this incarnation has.
-        reached: Number of leases that are used up, and of samples used of the next one.
+        change: Number that the next mode switch of this process has.
+        reached: Number of leases that are used up, and of samples used of the next lease.
     """
 
     number: int
@@ -97,7 +98,7 @@ class CollectiveResult:
 
     Attributes:
         value: Reduced value, or None at a barrier.
-        mode_request: Mode and settings that somebody outside the script asks for, or None.
+        mode_request: Mode and settings that `psfleet mode` requests, or None.
     """
 
     value: Any = None
@@ -113,10 +114,10 @@ class Pause:
 
 @value_class
 class AwaitPushes:
-    """Wait until at most `under_way` pushes that have left are unacknowledged.
+    """Wait until at most `under_way` sent pushes are unacknowledged.
 
     Attributes:
-        leaves: True to send the push that waits for a pull, before the wait.
+        leaves: True to send the push that waits for a pull first.
     """
 
     under_way: int = 0
@@ -125,10 +126,10 @@ class AwaitPushes:
 
 @value_class
 class AwaitReads:
-    """Wait for the replies to a prefetched pull. Answered with the newest view that a server has reported.
+    """Wait for the replies to a prefetched pull. The result is the newest view number in the replies.
 
     Attributes:
-        joined: True to copy the values into arrays too, which frees their shared memory.
+        joined: True to also copy the values into arrays, which frees their shared memory.
     """
 
     joined: bool = False
@@ -136,15 +137,15 @@ class AwaitReads:
 
 @value_class
 class SendPull:
-    """Make a pull, in the same calls as a push that waits for one.
+    """Make a pull, in the same calls as a push that waits for a pull.
 
-    Answered with an object whose `view` is the newest view that a server has reported.
+    The result is an object whose `view` is the newest view number that a server has reported.
 
     Attributes:
         commit: In sync mode, the round that the pull commits and waits for, or 0 if there is none. Every
-            server holds the push of that round, or the only server gets it with this pull.
-        ahead: True to return before the replies are here.
-        own: True to read what the caller asks for. False reads nothing and only waits for the round.
+            server has the push of that round, or the only server gets it with this pull.
+        ahead: True to return before the replies arrive.
+        own: True to read the values that the caller wants. False reads nothing and only waits for the round.
     """
 
     commit: int = 0
@@ -154,9 +155,9 @@ class SendPull:
 
 @value_class
 class LayOutPush:
-    """Lay out the caller's gradients as the push of this number and clock.
+    """Lay out the caller's gradients as the push with this number and SSP clock.
 
-    Answered with a bool for each server: True if the push is to be sent there.
+    The result is a bool for each server: True if the push must be sent there.
     """
 
     sequence: int
@@ -165,16 +166,16 @@ class LayOutPush:
 
 @value_class
 class SendPush:
-    """Send the push that is laid out, now or with the next pull. Answered with the ticket of the push.
+    """Send the push that is laid out, now or with the next pull. The result is the handle of the push.
 
     Attributes:
         sequence: Number of the push.
         cut: Number of the last snapshot that the worker has marked, and its last push in that snapshot.
-        lingers: True if the push may wait a moment for a pull.
-        is_held: True if servers hold the push until its round closes.
-        behind: True if that wait begins only with the replies to the prefetched pull.
+        lingers: True if the push may wait a few milliseconds for a pull.
+        is_held: True if servers keep the push unapplied until its round closes.
+        behind: True if that wait begins only after the replies to the prefetched pull.
         before: For each server, the last earlier push that was sent there.
-        addressed: The same, with this push.
+        addressed: For each server, the last push that was sent there, including this push.
     """
 
     sequence: int
@@ -186,15 +187,15 @@ class SendPush:
     addressed: tuple[int, ...]
 
     def skipped(self, server: int) -> int:
-        """Return how many pushes directly before this one were not sent to the server."""
+        """Return the number of pushes directly before this one that were not sent to the server."""
         return self.sequence - 1 - self.before[server]
 
 
 @value_class
 class AwaitMarking:
-    """Confirm to server 0 that this worker knows of a snapshot, and wait until all workers have.
+    """Confirm to server 0 that this worker knows of a snapshot, and wait until all workers have confirmed.
 
-    Answered with a pair. Its first element is True if this worker has to cut its stream of pushes. Otherwise
+    The result is a pair. Its first element is True if this worker has to mark its stream of pushes. Otherwise
     the fleet trains in rounds, and the second element is the last round in the snapshot.
     """
 
@@ -230,13 +231,13 @@ class ReportState:
 
 @value_class
 class RequestData:
-    """Ask server 0 for samples of a dataset. Answered with DataReply.
+    """Request samples of a dataset from server 0. The result is DataReply.
 
     Attributes:
         dataset: Number of the dataset, from 1.
         batch: Number of samples of a step.
-        round: In sync mode, the worker's next round, whose plan is wanted. 0 asks for a lease.
-        lease: Number of leases that this incarnation has taken.
+        round: In sync mode, the worker's next round, to request the plan. 0 requests a lease.
+        lease: Number of leases that this process has received.
         used: Number of these leases that are used up, with all pushes acknowledged.
     """
 
@@ -252,9 +253,9 @@ class DataReply:
     """Reply of the coordinator to RequestData.
 
     Attributes:
-        what: The plan of rounds, or the ranges of a lease. `()` means that the dataset has ended, and None
-            that the worker has to wait: other workers may return samples.
-        view: Number of the view for which the reply holds.
+        what: The plan of rounds, or the ranges of a lease. `()` means that the dataset has ended. None means
+            that the worker has to wait, because other workers may return samples.
+        view: Number of the view (membership) that the reply is based on.
     """
 
     what: RoundPlan | Ranges | None
@@ -263,14 +264,14 @@ class DataReply:
 
 @value_class
 class TrainStep:
-    """Let the script train with these samples."""
+    """Let the script train on these samples."""
 
     ranges: Ranges
 
 
 @value_class
 class SkipStep:
-    """Push without gradients, so that rounds and clocks of other workers do not wait for this one."""
+    """Push without gradients, so that rounds and pulls of other workers do not wait for this one."""
 
 
 @value_class
@@ -280,14 +281,14 @@ class FlushPushes:
 
 @value_class
 class TellStages:
-    """Announce the samples of the next step to the other stages of this worker."""
+    """Send the samples of the next step to the other pipeline stages of this worker."""
 
     ranges: Ranges
 
 
 @value_class
 class HearStages:
-    """Wait until this worker's first stage announces the samples of the next step. Answered with them."""
+    """Wait until this worker's first stage sends the samples of the next step. The result is their ranges."""
 
 
 Instruction = (

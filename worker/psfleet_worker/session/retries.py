@@ -1,4 +1,4 @@
-"""Retry policy of a worker's calls: after a failed attempt, whether, when and how to make another one.
+"""Retry policy of a worker's calls: whether, when and how to repeat a failed attempt.
 
     error of the attempt            next attempt                            given up
     LaneLost                        at once, tensors in the message         if they were there already
@@ -9,8 +9,8 @@
     NotReady (it restarts)          the same pause                          after `Patience.outage`, if longer
     anything else                   none                                    at once
 
-To try again is safe because a push carries its sequence: a server applies it once, however often it comes.
-The policy is pure: errors and times come in, decisions come out. `ServerClient` makes the attempts.
+A retry is safe because a push contains its sequence number: a server applies it only once. The policy is
+pure: errors and times come in, decisions come out. `ServerClient` makes the attempts.
 """
 
 from dataclasses import dataclass
@@ -35,12 +35,12 @@ class Patience:
 
     Attributes:
         wait: Limit of a wait for other workers: in rounds, barriers and reductions.
-        reply: Limit for the reply of a server that has received the call, or that accepts connections and
-            says nothing (its process may be stopped).
+        reply: Limit for the reply of a server that has received the call, or that accepts connections but
+            sends nothing (its process may be stopped).
         outage: Limit for a server that cannot be reached.
         start: Limit for reply and outage at the first contact, when the fleet is still starting.
-        leave: Limit for a server that cannot be reached when a worker says that it leaves. A server that
-            replies that it is not ready has restarted, and gets `outage` seconds.
+        leave: Limit for an unreachable server when a worker reports that it has finished. A server that
+            replies NotReady has restarted, and gets `outage` seconds.
         room: Limit for a server whose disk is full.
     """
 
@@ -53,10 +53,10 @@ class Patience:
 
     @classmethod
     def of(cls, environment: Environment) -> "Patience":
-        """Return the limits for a job: longer ones if a server that dies is replaced.
+        """Return the limits for a job. They are longer if a server that dies is replaced.
 
-        A server with a log restarts and replays it; a standby takes over within a second, unless its host
-        is busy. A server with neither is not replaced, so a worker gives it up soon.
+        A server with a log restarts and replays it. A standby takes over within a second, unless its host is
+        busy. A server with neither is not replaced, so a worker gives up soon.
         """
         if not environment.keeps_log:
             return cls(outage=30.0, leave=5.0) if environment.replicas else cls()
@@ -69,9 +69,9 @@ class NextAttempt:
 
     Attributes:
         pause: Seconds to wait before the attempt.
-        answered: True if the server replied and asks for the same message again. Otherwise the server may
-            never have received the call, or may have restarted without the shared memory, so the tensors go
-            into the message.
+        answered: True if the server replied and wants the same message again. Otherwise the server may never
+            have received the call, or may have restarted without the shared memory, so the tensors go into
+            the message.
         lost: True if the server cannot be reached. The pause then ends early when the connection is back.
     """
 
@@ -81,17 +81,17 @@ class NextAttempt:
 
 
 class Retries:
-    """The failed attempts of one call so far, which determine whether there is another one.
+    """The failed attempts of one call so far, which determine whether there is another attempt.
 
     Args:
         seconds: Time in seconds for the server to reply.
-        outage: Time in seconds for which the server may be out of reach.
+        outage: Time in seconds for which the server may be unreachable.
         patience: Time limits for a server that is not ready or whose disk is full.
         now: Time of the first attempt, in seconds.
 
     Attributes:
         deadline: Time at which the call is given up.
-        away: Seconds for which the server has been out of reach, or its disk has been full.
+        away: Seconds for which the server has been unreachable, or its disk has been full.
     """
 
     def __init__(self, seconds: float, outage: float, patience: Patience, now: float) -> None:
@@ -110,14 +110,15 @@ class Retries:
     def after(
         self, error: PsfleetError, now: float, *, inline: bool, closing: bool, silent: bool = False
     ) -> NextAttempt:
-        """Return the next attempt after one that failed, or raise `error` if the call is given up.
+        """Return the next attempt after a failed one, or raise `error` if the call is given up.
 
         Args:
             error: Error of the attempt.
             now: Time at which it failed, in seconds.
-            inline: True if the message held all tensors.
-            closing: True if this process ends its connection. Nothing that needs a pause is tried again.
-            silent: True if the server accepts connections and says nothing. Its process may be stopped, and
+            inline: True if the message contained all tensors.
+            closing: True if this process is closing its connection. No attempt that needs a pause is made
+                then.
+            silent: True if the server accepts connections but sends nothing. Its process may be stopped, and
                 gRPC has closed the connection meanwhile. Such a server gets the time of a reply, not of an
                 outage.
         """
@@ -137,7 +138,7 @@ class Retries:
         self.away = now - self._full
         if closing or self.away >= self._patience.room:
             raise error
-        # The server is there, and has not begun the work: an outage or a reply is timed from here on.
+        # The server is reachable, and has not begun the work: an outage or a reply is timed from here on.
         self._lost = None
         self.deadline = now + self._seconds
         return NextAttempt(self._next_pause(), answered=True)
@@ -145,7 +146,7 @@ class Retries:
     def _without_server(
         self, error: PsfleetError, now: float, closing: bool, silent: bool
     ) -> NextAttempt:
-        # A stopped server is not out of reach; the time of an outage begins when its port is closed too.
+        # A stopped server is not unreachable. The time of an outage begins when its port is closed too.
         if silent and now < self.deadline and not closing:
             self._lost = None
             return NextAttempt(self._next_pause(), lost=True)
@@ -159,7 +160,7 @@ class Retries:
         if closing or now >= min(self.deadline, self._lost + outage):
             raise error
         if unready and not self._answered:
-            # It is back, and ready in a moment: begin with short pauses again.
+            # The server is back, and will be ready soon: begin with short pauses again.
             self._answered, self._pause = True, _FIRST_PAUSE
         return NextAttempt(self._next_pause(), lost=not unready)
 

@@ -1,21 +1,21 @@
-"""The protocol of one worker's incarnation: joins the fleet, orders its pushes and pulls, meets collectives.
+"""Protocol of one worker process: joins the fleet, orders its pushes and pulls, takes part in collectives.
 
 Everything here is a pure state machine, so that `tests/protocol` can run it with lost messages and killed
 processes. An operation is a program: a generator that yields instructions
 (`psfleet_worker.session.instructions`) and gets their results. `psfleet_worker.connection` makes the calls,
 and `psfleet_worker.tensors.transfers` has the arrays.
 
-- Session: the seat, the mode, and the numbers that servers and worker must agree on.
+- Session: the membership, the mode, and the numbers that servers and worker must agree on.
 - Stream: the order of pushes and pulls, and where a snapshot cuts it.
-- Collectives: barriers, all-reduces and mode switches. A worker flushes its stream before it comes to one.
+- Collectives: barriers, all-reduces and mode switches. A worker flushes its stream before it arrives at one.
 
 How a push becomes final depends on the mode:
 
     with rounds     push -> held by every server -> next pull or flush commits -> round closes
     other modes     push -> applied by each server as it comes; at most WINDOW pushes are unacknowledged
 
-In modes without rounds a pull may travel with the push before it, in one call per server. In rounds that is
-possible with a single server only: a pull commits the round, and all servers must hold the push by then.
+In modes without rounds a pull may be sent with the push before it, in one call per server. With rounds that
+is possible with a single server only: a pull commits the round, and all servers must have the push by then.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,28 +51,29 @@ _PAUSE = 0.05  # seconds before servers that disagree are asked again
 
 
 WINDOW = 4
-"""Most unacknowledged pushes in modes without rounds, besides one that waits for the next pull."""
+"""Maximum number of unacknowledged pushes in modes without rounds, not counting one that waits for a pull."""
 
 
 class Session:
-    """State of a worker's incarnation: registered with server 0, joined on every server.
+    """State of a worker process as a member of the fleet: registered with server 0, joined on every server.
 
     Args:
-        worker: Number of the worker's seat.
+        worker: Number of the worker.
         mode: Mode in which the script begins.
         patience: Seconds that servers may be in different modes or rounds.
 
     Attributes:
-        declared: Present mode, with the settings that servers know.
-        incarnation: Number of the incarnation, or 0 before it has begun.
-        sequence: Number of the last push of this incarnation (of the last round, in a mode with rounds).
+        declared: Present mode, with those settings that servers need.
+        incarnation: Number that identifies this process as the worker's present one, or 0 before it is
+            registered.
+        sequence: Number of the last push of this process (of the last round, in a mode with rounds).
         clock: Number of pushes since the last collective.
-        view: Newest view of the members that any server has reported.
-        first: First round in which this incarnation counts. Used in modes with rounds.
-        progress: Script position, over all incarnations in this seat.
-        collectives: Number of collectives that this incarnation has completed.
+        view: Newest view number (membership) that any server has reported.
+        first: First round in which this process takes part. Used in modes with rounds.
+        progress: Script position, over all processes of this worker.
+        collectives: Number of collectives that this process has completed.
         changes: Number of mode switches among them.
-        turns: Number of switches between rounds and leases that this incarnation has made.
+        turns: Number of switches between rounds and leases that this process has made.
     """
 
     def __init__(self, worker: int, mode: ConsistencyMode, patience: float = 60.0) -> None:
@@ -89,7 +90,7 @@ class Session:
         self._switches = 0  # number of mode switches that the servers have made
 
     def validate(self) -> None:
-        """Check what must always hold; for tests."""
+        """Check the invariants, for tests."""
         assert self.sequence >= 0 <= self.clock
         assert self.changes <= self.collectives
         assert not self.incarnation or self.first >= 1
@@ -99,23 +100,22 @@ class Session:
 
     @property
     def passes(self) -> bool:
-        """True if the next collective was over before this incarnation began. It then has its result at
-        once."""
+        """True if the next collective was complete before this process began. It then returns at once."""
         return self.collectives < self._completed_before
 
     def saw(self, view: int) -> None:
-        """Note the view that a server has reported, if it is newer."""
+        """Note the view number that a server has reported, if it is newer."""
         self.view = max(self.view, view)
 
     def start(self) -> Program[None]:
-        """Take the seat, and join every server in the mode that the fleet has by now."""
+        """Register with server 0, and join every server in the present mode of the fleet."""
         seat: SeatGranted = yield RegisterWorker()
         self.incarnation, self.view = seat.incarnation, seat.view
         self._completed_before = seat.completed
         self.first = max(seat.first, 1)
         self.progress = ScriptProgress(seat.progress)
         yield from self._adopt(seat)
-        # The servers report the sequence that an incarnation has reached. They may have reached a later one
+        # The servers report the sequence that a worker process has reached. They may have reached a later one
         # in another mode.
         if self.declared.has_rounds:
             self.sequence = max(self.first - 1, self.sequence)
@@ -123,19 +123,19 @@ class Session:
     def _adopt(self, seat: SeatGranted) -> Program[None]:
         """Join every server, in the same mode.
 
-        The coordinator may know a mode switch that no worker has brought to the servers yet. This incarnation
+        The coordinator may know a mode switch that no worker has brought to the servers yet. This process
         then brings it, with its Join.
         """
         if seat.switches:
             self._be_in(seat.mode)
-        # Servers that differ are about to learn of the switch from the other workers.
+        # Servers with another mode are about to learn of the switch from the other workers.
         difference = "modes: a change was left half done"
         yield from self._join_equal(
             attrgetter("mode", "switches"), difference, seat.switches, seat.last
         )
 
     def leave(self) -> Program[None]:
-        """Tell every server that this incarnation ends in order."""
+        """Report to every server that this process has finished its script."""
         yield Leave(self.worker, self.incarnation, self.sequence)
 
     def join(self, switch: int = 0, last: int = 0) -> Program[None]:
@@ -143,10 +143,10 @@ class Session:
 
         Args:
             switch: Number of the mode switch that all workers have agreed on, or 0 if there is none.
-            last: The highest push of any worker before that switch.
+            last: Highest push number of any worker at that switch.
         """
-        # Servers that differ are frozen for a change of the view. They close the missing rounds when they
-        # install it.
+        # Servers in different rounds are frozen for a change of members. They close the missing rounds when
+        # they install the new view.
         yield from self._join_equal(attrgetter("sequence"), "rounds", switch, last)
 
     def _join_equal(
@@ -161,7 +161,7 @@ class Session:
             seconds += _PAUSE
 
     def _join(self, switch: int, last: int) -> Program[list[ServerJoined]]:
-        """Join every server once, and take over the mode, sequence and clock that the servers report."""
+        """Join every server once, and adopt the mode, sequence and clock that the servers report."""
         replies: list[ServerJoined] = yield Join(
             self.worker, self.incarnation, self.declared, switch, last
         )
@@ -174,11 +174,11 @@ class Session:
     def change_mode(self, mode: ConsistencyMode, last: int) -> Program[None]:
         """Continue in another mode. All workers call this at the same switch, with no push under way.
 
-        Does nothing if the fleet had made the switch before this incarnation began.
+        Does nothing if the fleet had made the switch before this process began.
 
         Args:
             mode: The new mode.
-            last: The highest push of any worker before the switch.
+            last: Highest push number of any worker at the switch.
         """
         self.changes += 1
         if self.changes > self._switches:
@@ -190,16 +190,16 @@ class Session:
     def meet(
         self, mode: str = "", value: object = None, reached: tuple[int, int] = (0, 0)
     ) -> Program[CollectiveResult]:
-        """Come to the next collective and wait for all workers. Every push of this incarnation is applied.
+        """Arrive at the next collective and wait for all workers. Every push of this process must be applied.
 
         Args:
             mode: Name of the reduction. "switch" means that all workers continue in another mode.
             value: Value of this worker, or None at a barrier.
-            reached: Number of leases that are used up, and of samples used of the next one.
+            reached: Number of leases that are used up, and of samples used of the next lease.
         """
         passes, number = self.passes, self.collectives + 1
-        # In such a mode pulls of other workers wait for pushes of this one, and would never end: the worker
-        # first rests, that is, it tells every server not to wait for it.
+        # In such a mode, pulls of other workers wait for pushes of this one and would never end. So the
+        # worker first rests: it tells every server not to wait for it.
         if self.declared.pulls_wait and not passes:
             yield Leave(self.worker, self.incarnation, self.sequence, rest=number)
         result: CollectiveResult = yield JoinCollective(
@@ -211,10 +211,10 @@ class Session:
         return result
 
     def pass_collectives(self, collectives: int, changes: int) -> None:
-        """Count the collectives and mode switches in a part of the script that this incarnation skips.
+        """Count the collectives and mode switches in a part of the script that this process skips.
 
-        An earlier incarnation has run that part. Collectives are numbered for the whole fleet, so they count
-        for this one too.
+        An earlier process of this worker has run that part. Collectives are numbered for the whole fleet, so
+        they count for this process too.
         """
         self.collectives += collectives
         self.changes += changes
@@ -226,15 +226,15 @@ _WINDOW_FREE, _READ_AHEAD = AwaitPushes(WINDOW - 1), SendPull(ahead=True)
 
 
 class Stream:
-    """Order of one incarnation's pushes and pulls. A program that ends with an error has changed nothing.
+    """Order of one worker process's pushes and pulls. A program that ends with an error has changed nothing.
 
     In a mode without waiting pulls, a push goes only to the servers that hold one of its tables, and to
     server 0. Two additions make that safe:
 
-    - The push says how many pushes before it were not sent to this server, so that the server can tell
-      these from lost ones.
+    - The push contains the number of pushes before it that were not sent to this server, so that the server
+      can distinguish them from lost ones.
     - Server 0 learns which servers get the push. If the worker dies after it has sent the push to some of
-      them only, server 0 knows how far each server should be.
+      them only, server 0 knows the last push that each server should have.
 
     Attributes:
         open: Number of the round that is pushed and not committed yet, or 0 if there is none.
@@ -259,34 +259,36 @@ class Stream:
         self._begun_to: tuple[int, ...] = ()  # the same, with the push that has begun
 
     def validate(self) -> None:
-        """Check what must always hold; for tests."""
+        """Check the invariants, for tests."""
         assert not self.open or self._session.declared.has_rounds
         assert self.cut[1] <= max(self._begun, self._session.sequence)
 
     def begin(self) -> None:
         """Start the stream, once the session has joined.
 
-        With rounds, the first pull waits for the round before this incarnation's first one.
+        With rounds, the first pull waits for the round before this process's first round.
         """
         if self._session.declared.has_rounds:
             self.open = self._session.sequence
 
     def reroute(self) -> None:
-        """Start over with another number of servers. Nothing is under way, and every server knows all
-        pushes."""
+        """Start over with another number of servers.
+
+        No call is under way, and all servers know all pushes.
+        """
         self._addressed = self._begun_to = ()
 
     @property
     def reads_ahead(self) -> bool:
-        """True if a prefetched pull may be answered before the pushes ahead of it, as the mode allows."""
+        """True if the mode allows that a prefetched pull reads values before earlier pushes are applied."""
         return self._session.declared.reads_ahead
 
     def pull(self, own: bool = True) -> Program[Any]:
         """Pull, and commit the open round, if there is one. Returns the values after that round has closed.
 
         Args:
-            own: True to read what the caller asks for. False only waits for the round; the caller has then
-                waited for all pushes.
+            own: True to read the values that the caller wants. False only waits for the round; the caller
+                must have waited for all pushes before.
         """
         if self._ahead:
             yield from self._arrive()
@@ -320,7 +322,7 @@ class Stream:
         """Send a step's gradients. At most WINDOW pushes are unacknowledged in modes without rounds.
 
         Returns:
-            The result of SendPush: the ticket of the push.
+            The result of SendPush: the handle of the push.
         """
         # The order matters: the session counts the push only after SendPush has succeeded. A push that fails
         # in LayOutPush or SendPush has then used no number, and the next one takes its place.
@@ -353,24 +355,24 @@ class Stream:
         return ticket
 
     def flush(self) -> Program[None]:
-        """Wait until every push is applied, in a mode with rounds by the close of its round."""
+        """Wait until every push is applied. In a mode with rounds this waits until its round closes."""
         yield from self._arrive()
         yield _FLUSH
         if self.open:
             yield from self.pull(own=False)
 
     def hears(self, number: int) -> bool:
-        """Return whether a snapshot that server 0 requests is new; then run `mark`, beside the script."""
+        """Return whether a snapshot that server 0 requests is new. If so, run `mark` in another thread."""
         if number <= self.last_snapshot:
             return False
         self.last_snapshot = number
         return True
 
     def mark(self, number: int) -> Program[None]:
-        """Take part in a snapshot: tell all servers which push of this worker is the last one in it.
+        """Take part in a snapshot: report to all servers the last push of this worker that belongs to it.
 
-        Later pushes carry the cut too. A server learns it from the mark or from such a push, whichever comes
-        first, so it never applies a push behind the cut without knowing that.
+        Later pushes contain the mark too. A server learns the cut from the mark or from such a push,
+        depending on which arrives first, so it never applies a later push without knowing the cut.
         """
         session = self._session
         marks, last = yield AwaitMarking(number)
@@ -383,12 +385,13 @@ class Stream:
 
 
 class Collectives:
-    """Collectives of one incarnation: flush the stream, meet all workers, and join rounds again.
+    """Collectives of one worker process: flush the stream, wait for all workers, and join rounds again.
 
     Args:
-        session: The incarnation.
+        session: State of the worker process.
         stream: Its pushes and pulls.
-        position: Returns the position in the data: leases used up, and samples used of the next one.
+        position: Returns the position in the data: number of leases used up, and of samples used of the next
+            lease.
     """
 
     def __init__(
@@ -416,7 +419,7 @@ class Collectives:
         """Continue in another mode. Every worker must call this at the same point, between two steps.
 
         Raises:
-            ConfigError: The workers ask for different modes. The mode stays.
+            ConfigError: The workers request different modes. The mode is unchanged.
         """
         yield from self._stream.flush()
         session = self._session
@@ -438,7 +441,8 @@ class Collectives:
     def _come_back(self, passes: bool) -> Program[None]:
         """Become a member of rounds again, if this worker has rested for the collective.
 
-        `passes` tells that the collective was over before this incarnation began, so that it has not rested.
+        Args:
+            passes: True if the collective was complete before this process began, so that it has not rested.
         """
         if self._session.declared.has_rounds and not passes:
             yield from self._session.join()

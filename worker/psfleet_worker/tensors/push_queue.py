@@ -1,6 +1,6 @@
 """Outstanding pushes and pulls of one worker.
 
-Pushes leave in order, and the queue merges a push with the next pull if one follows within LINGER seconds.
+Pushes are sent in order, and the queue merges a push with the next pull if one follows within LINGER seconds.
 A call costs as much CPU as half a megabyte of tensors, and a step mostly pushes and then pulls, so one call
 for both saves half of the calls. The life of a push:
 
@@ -8,14 +8,14 @@ for both saves half of the calls. The life of a push:
       |                +------5 ms are over, or send-----------^
       +--no linger---------------------------------------------^
 
-At most one push waits. In sync mode with several servers no push does, because a pull may commit a round
-only when every server holds the push. If a prefetched pull is under way, the 5 ms begin with its reply:
-calls to a server leave in order, so the push could not have overtaken it, and a script that prefetches
-mostly prefetches again right after the reply.
+At most one push waits. In sync mode with several servers no push waits, because a pull may commit a round
+only when every server has the push. If a prefetched pull is under way, the 5 ms begin with its reply: calls
+to a server are sent in order, so the push could not have overtaken it, and a script that prefetches mostly
+prefetches again right after the reply.
 
-The trainer's thread adds, settles and closes; a thread of the queue sends a push that has waited long
-enough. An error of a push is raised by its ticket or by the next `settle`. `Transfers` decides what a push
-contains, and `Stream` (psfleet_worker.session.worker_session) decides when to settle.
+The training thread adds, settles and closes. A thread of the queue sends a push that has waited long enough.
+The error of a push is raised by its handle (`FleetPush`) or by the next `settle`. `Transfers` decides what a
+push contains, and `Stream` (psfleet_worker.session.worker_session) decides when to settle.
 """
 
 import contextlib
@@ -43,26 +43,26 @@ Floats = NDArray[np.float32]
 _bytes_of, _reply_of = operator.attrgetter("bytes"), operator.attrgetter("reply")
 
 LINGER = 0.005
-"""Longest time in seconds that a push waits for a pull to share its call, when nothing else delays it."""
+"""Longest time in seconds that a push waits for a pull to share its call, if nothing else delays it."""
 
 
 class FleetPull:
-    """A pull whose calls have left; implements psfleet.core.engine.interface.PendingPull.
+    """A pull whose calls are sent. Implements psfleet.core.engine.interface.PendingPull.
 
-    A pull passes through two states. `arrive` waits for the replies, whose values still lie in shared
-    memory or in the messages. `join` then copies them into one array per read and frees the shared memory.
+    A pull passes through two states. `arrive` waits for the replies, whose values are still in shared memory
+    or in the messages. `join` then copies them into one array per read and frees the shared memory.
 
     Args:
         requests: One request per server, sent or not.
-        servers: Numbers of the servers whose requests were sent. A request may carry a push besides reads,
-            or only a push.
+        servers: Numbers of the servers whose requests were sent. A request may carry a push besides reads, or
+            only a push.
         split_reads: The reads of the caller, which join the values of all servers.
-        masks: For each read a list with True for each server that was asked for a part of it.
+        masks: For each read a list with True for each server that must return a part of it.
         spec_of: Returns a table's definition for its key.
         settle: Waits for all pushes, and raises the error if a server has refused one.
 
     Attributes:
-        view: Newest view of the fleet that the replies report, or 0 until they are here.
+        view: Newest view number (membership) in the replies, or 0 until they arrive.
         joined: Values of each read, or None until they are joined.
     """
 
@@ -88,13 +88,13 @@ class FleetPull:
 
     @deferred()
     def wait(self) -> list[Floats]:
-        """Wait for the values."""
+        """Wait for the values and return one array per read."""
         return self.join()
 
     def join(self) -> list[Floats]:
-        """Wait for the values and join them; the caller handles interrupts.
+        """Wait for the values and join them. The caller defers interrupts.
 
-        Frees the shared memory of the calls, so the values must be joined here before another call gets
+        This frees the shared memory of the calls, so the values must be joined here before another call gets
         that memory.
         """
         if self.joined is None:
@@ -117,11 +117,12 @@ class FleetPull:
         try:
             replies = replies_of([*map(requests.__getitem__, self._servers)])
         except (PsfleetError, KeyboardInterrupt) as error:
-            # Servers that have not replied may still read and write the shared memory: it is given up.
+            # Servers that have not replied may still read and write the shared memory, so it is no longer
+            # used.
             for request in requests:
                 request.lose()
-            # A call may carry a push too. If the server refused that, settling raises an error that names
-            # the push; the caller would otherwise look for a mistake in its pull.
+            # A call may carry a push too. If the server refused the push, settling raises an error that names
+            # the push. Otherwise the caller would look for a mistake in its pull.
             if isinstance(error, UsageError):
                 self._settle()
             raise
@@ -144,16 +145,17 @@ class FleetPull:
 
 
 class FleetPush:
-    """The ticket of one push, which waits in the queue or is under way.
+    """Handle of one push, which waits in the queue or is under way.
 
     Args:
+        pushes: The queue.
         requests: One request per server.
         goes_to: For each server True if the push is sent there.
-        is_held: True if servers hold the push until its round closes (modes with rounds).
+        is_held: True if servers keep the push unapplied until its round closes (modes with rounds).
 
     Attributes:
         bytes: Bytes of its tensors, over all servers.
-        calls: The requests that were sent, or empty until the push leaves.
+        calls: The requests that were sent, or empty until the push is sent.
         is_refusal_known: True if `wait` has raised the refusal, so that `settle` does not raise it again.
     """
 
@@ -174,7 +176,11 @@ class FleetPush:
 
     @deferred()
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the push is applied."""
+        """Wait until the push is applied.
+
+        Raises:
+            UsageError: A server has refused the push.
+        """
         self._pushes.check_process()
         self._pushes.send()
         try:
@@ -184,21 +190,22 @@ class FleetPush:
             raise self.refusal(error) from None
 
     def settle(self, deadline: float | None) -> UsageError | None:
-        """Wait until no server works on the push; return the error if a server has refused it.
+        """Wait until no server works on the push, and return the error if a server has refused it.
 
-        If servers hold the push for a round, a refused push is withdrawn from all servers, so that none
-        applies its part alone.
+        If servers hold the push for a round, a refused push is withdrawn from all servers, so that no server
+        applies only its own part.
 
         Args:
             deadline: Limit of the wait on the monotonic clock, or None for no limit.
 
         Raises:
-            PsfleetError: The push failed in another way than by a refusal.
+            PsfleetError: The push failed for another reason.
         """
         try:
             replies_of(self.calls, None if deadline is None else _left(deadline))
         except UsageError as error:
-            # The wait ended with the first refusal: a withdrawal must not overtake calls still under way.
+            # The wait ended with the first refusal. Wait for all calls, because a withdrawal must not
+            # overtake calls still under way.
             for call in self.calls:
                 with contextlib.suppress(UsageError):
                     wait_all([call], None if deadline is None else _left(deadline))
@@ -221,11 +228,11 @@ class PushQueue:
 
     Args:
         clients: One client per server.
-        most: Most bytes under way at once. A single push may have more.
+        most: Maximum number of bytes under way at once. A single push may have more.
 
     Attributes:
-        lock: Held while a push leaves. A pull holds it from taking the waiting push until its own calls
-            have left; otherwise the queue's thread could send the push between the two and reorder calls.
+        lock: Held while a push is sent. A pull holds it from taking the waiting push until its own calls are
+            sent. Otherwise the queue's thread could send the push in between and reorder calls.
         check_process: Raises UsageError in a fork of the worker's process. The fork has none of the threads,
             so a wait there would never end.
     """
@@ -255,14 +262,14 @@ class PushQueue:
         is_held: bool = False,
         behind: FleetPull | None = None,
     ) -> FleetPush:
-        """Send a push, now or with the next pull. A push that already waits leaves before it.
+        """Send a push, now or with the next pull, and return its handle. A waiting push is sent first.
 
         Args:
             requests: One request per server.
             goes_to: For each server True if the push is sent there.
-            linger: The push waits up to LINGER seconds for a pull to share its calls.
-            is_held: Servers hold the push until its round closes.
-            behind: Prefetched pull whose reply comes before the wait of LINGER seconds begins.
+            linger: If True, the push waits up to LINGER seconds for a pull to share its calls.
+            is_held: True if servers keep the push unapplied until its round closes.
+            behind: Prefetched pull whose reply must arrive before the LINGER seconds begin, or None.
         """
         ticket = FleetPush(self, requests, goes_to, is_held)
         with self.lock:
@@ -270,7 +277,7 @@ class PushQueue:
                 self.send()
             self._waiting, self._behind = ticket, behind
             if linger:
-                # The caller may change its gradients as soon as this returns, so a push that leaves later
+                # The caller may change its gradients as soon as this returns, so a push that is sent later
                 # needs copies of them.
                 for request in requests:
                     request.own()
@@ -280,13 +287,13 @@ class PushQueue:
         return ticket
 
     def take(self) -> FleetPush | None:
-        """Hand the waiting push to a pull, or return None; the caller sends it and then calls `sent`."""
+        """Return the waiting push to a pull, or None. The caller sends the push and then calls `sent`."""
         with self.lock:
             ticket, self._waiting, self._behind = self._waiting, None, None
             return ticket
 
     def sent(self, ticket: FleetPush) -> None:
-        """Count a push whose requests have left as under way. The caller holds the lock."""
+        """Note that the requests of a push are sent, so the push is under way. The caller holds the lock."""
         ticket.calls = [*itertools.compress(ticket.requests, ticket.goes_to)]
         self._under_way.append(ticket)
         self._bytes += ticket.bytes
@@ -313,16 +320,16 @@ class PushQueue:
             timeout: Limit of the wait in seconds, or None for no limit.
 
         Raises:
-            UsageError: A server has refused a push. It is raised once, when all pushes under way have ended;
-                later pushes continue.
-            PsfleetError: The oldest push failed. Every later call raises it again.
+            UsageError: A server has refused a push. The error is raised once, when all pushes under way have
+                ended. Later pushes continue.
+            PsfleetError: The oldest push failed. Every later call raises the error again.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         refusals: list[UsageError] = []
         # `_bytes * 2 > _most` decides most calls without the lock: the last push has no more bytes than all
-        # pushes together, so up to half of the limit there is space for another one.
-        # After a refusal the loop drains the queue, so that a caller who catches the error knows the outcome
-        # of every push. A push that fails otherwise stays at the head, and so raises again next time.
+        # pushes together, so up to half of the limit there is space for another push. After a refusal the
+        # loop drains the queue, so that a caller who catches the error knows the outcome of every push. A
+        # push with another failure stays at the head, and so raises again next time.
         while len(self._under_way) > (0 if refusals else under_way) or (
             self._bytes * 2 > self._most and self._is_full
         ):
@@ -353,7 +360,7 @@ class PushQueue:
             return bool(self._under_way) and self._bytes + self._under_way[-1].bytes > self._most
 
     def close(self) -> None:
-        """Stop the queue's thread. A push that has not left is dropped. Safe to call twice."""
+        """Stop the queue's thread. A push that is not sent is dropped. Safe to call twice."""
         with self.lock:
             self._closing = True
             self._waiting = None
@@ -377,7 +384,7 @@ class PushQueue:
             while not self._closing:
                 if self._waiting is None:
                     # To avoid waking the thread for each push, it polls every LINGER seconds while pushes
-                    # come, and sleeps once a whole period brought none. The next poll is in time for any
+                    # come, and sleeps once a whole period brought none. The next poll is early enough for any
                     # push: it comes at most LINGER seconds after `add`, and then waits until `_due`.
                     self._asleep, self._came = not self._came, False
                     self._changed.wait(None if self._asleep else LINGER)
@@ -385,7 +392,7 @@ class PushQueue:
                 elif (remaining_seconds := self._due - time.monotonic()) > 0:
                     self._changed.wait(remaining_seconds)
                 elif self._behind is not None:
-                    # The wait begins with the pull's reply, or is repeated until that is here.
+                    # The wait begins with the pull's reply, and is repeated until the reply arrives.
                     if not self._behind.is_under_way:
                         self._behind = None
                     self._due = time.monotonic() + LINGER

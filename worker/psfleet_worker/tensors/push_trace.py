@@ -1,8 +1,8 @@
 """OpenTelemetry spans of a traced push: one for the push, and a child span for each call that carries it.
 
-A call's span begins when the call leaves, and ends with its reply; the push ends with its last call. The
-server continues the trace from the call's `traceparent`. Only a worker with tracing on imports this module,
-so that OpenTelemetry need not be installed otherwise. Calls end in the threads of their clients.
+A call's span begins when the call is sent, and ends with its reply. The push's span ends with its last call.
+The server continues the trace from the call's `traceparent`. Only a worker with tracing on imports this
+module, so that OpenTelemetry need not be installed otherwise. Calls end in the threads of their clients.
 """
 
 import threading
@@ -32,7 +32,7 @@ class PushTrace:
         self.span.set_attributes({"psfleet.push": push, "psfleet.samples": samples})
 
     def leave(self, request: ServerRequest) -> "CallSpan":
-        """Begin the span of a call that leaves, and put its context into the call's header."""
+        """Begin the span of a call that is being sent, and put its context into the call's header."""
         attributes: dict[str, str | int] = {
             "psfleet.request.bytes": request.bytes,
             "server.address": request.client.endpoint,
@@ -47,11 +47,14 @@ class PushTrace:
         return CallSpan(self, span)
 
     def fail(self, error: BaseException) -> None:
-        """End the push in failure."""
+        """End the push's span as failed."""
         end(self.span, error)
 
     def called(self, error: PsfleetError | None) -> None:
-        """Count the end of a call. The push ends with its last call, and fails with the first failed call."""
+        """Count the end of a call.
+
+        The push's span ends with its last call, or as failed with the first failed call.
+        """
         with self._lock:
             self.calls -= 1
             over = not self.calls
@@ -60,20 +63,20 @@ class PushTrace:
 
 
 class CallSpan:
-    """The span of one call of a push."""
+    """Span of one call of a push."""
 
     def __init__(self, trace: PushTrace, span: Span) -> None:
         self._trace = trace
         self._span = span
 
     def called(self, error: PsfleetError | None) -> None:
-        """End the call's span, and with it that of the push if this was its last call."""
+        """End the call's span. If this was the push's last call, the push's span ends too."""
         end(self._span, error)
         self._trace.called(error)
 
 
 def end(span: Span, error: BaseException | None) -> None:
-    """End a span, in failure if there is an error."""
+    """End a span, as failed if there is an error."""
     if not span.is_recording():  # it has ended, or is not sampled
         return
     if error is not None:

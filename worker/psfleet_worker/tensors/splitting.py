@@ -1,14 +1,15 @@
-"""Splits reads and gradients among the servers that hold a table, and joins the values that come back.
+"""Splits reads and gradients among the servers that hold a table, and joins the values from their replies.
 
-A dense table is cut into one contiguous range per server; each id of a sparse table belongs to one server of
+A dense table is cut into one contiguous range per server. Each id of a sparse table belongs to one server of
 the table's group. For a pull of ids [7, 2, 7, 9] from two servers:
 
     RoutingPlans.of     distinct ids of each server     server 0: [2]      server 1: [7, 9]
     SparseRead.ask      one read in each request        rows of 2          rows of 7 and 9
     SparseRead.join     one row per id of the batch     7, 2, 7, 9
 
-A push goes the other way: the gradients of the same id are summed first, so that each id travels once, and
-the sums are written straight into the request's memory. Everything runs in the thread that pulls or pushes.
+A push works in the other direction: the gradients of the same id are summed first, so that each id is sent
+once, and the sums are written directly into the request's memory. Everything runs in the thread that pulls or
+pushes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,10 +40,10 @@ Ids = NDArray[np.int64]
 
 
 class RoutingPlans:
-    """Servers, ranges and distinct ids of tables and batches, remembered from one use to the next.
+    """Cache of the servers and ranges of tables, and of the distinct ids of batches.
 
-    A pull and the push after it mostly have the same ids, so that the second finds the distinct ids ready.
-    After a change of the number of servers, the owner makes a new object.
+    A pull and the push after it mostly have the same ids, so the push finds the distinct ids ready. After a
+    change of the number of servers, the owner makes a new object.
 
     Args:
         servers: Number of servers of the fleet.
@@ -71,7 +72,7 @@ class RoutingPlans:
         return ranges
 
     def of(self, spec: TableSpec, ids: Ids) -> UniqueIds:
-        """Return the distinct ids [n] of a batch, split by server of the table's group."""
+        """Return the distinct ids of a batch of ids [n], split by the servers of the table's group."""
         return self._batches.unique_ids(spec.key, ids, len(self.group(spec)))
 
     def newest(self) -> dict[int, Ids]:
@@ -80,7 +81,7 @@ class RoutingPlans:
 
 
 class DenseRead:
-    """A pull of a dense table's whole array, of which each server returns its range.
+    """A pull of a dense table's whole array. Each server returns its range.
 
     With shared memory, all servers write into one array that is lent to the caller, so that joining copies
     nothing. Otherwise the ranges are copied from the replies.
@@ -92,8 +93,12 @@ class DenseRead:
         self._lent: LentArray | None = None
 
     def ask(self, requests: Sequence[ServerRequest]) -> list[bool]:
-        """Add the read to the request of each server that has a part; which ones have."""
-        # Compressed values cannot be lent, since the caller gets float32.
+        """Add the read to the request of each server that has a part.
+
+        Returns:
+            For each server, True if it has a part.
+        """
+        # Compressed values cannot be lent, because the caller gets float32.
         if 4 * self._spec.size >= LEND_FROM and not requests[0].packs:
             self._lent = self._borrow(requests)
         mask = [False] * len(requests)
@@ -118,7 +123,8 @@ class DenseRead:
             values: For each server the values of its range, or None if it has no part.
         """
         lent, self._lent = self._lent, None
-        # A server that was called twice may still write to memory that was lost after the first call.
+        # If a call was repeated, its server may still write to the memory of the first attempt, which is then
+        # lost.
         out = (
             np.empty(self._spec.size, np.float32) if lent is None or lent.held.lost else lent.array
         )
@@ -126,7 +132,8 @@ class DenseRead:
             value, part = values[server], out[low:high]
             if isinstance(value, CompressedValues):
                 value.unpack(part)
-            # A value at the address of its part was written there by the server; it needs no copy.
+            # The server has written a value at the address of its part directly into the array, so it needs
+            # no copy.
             elif value is not None and (lent is None or address_of(value) != address_of(part)):
                 copy_over(part, value)
         return out.reshape(self._spec.shape)
@@ -148,7 +155,11 @@ class SparseRead:
         self._group = plans.group(spec)
 
     def ask(self, requests: Sequence[ServerRequest]) -> list[bool]:
-        """Add the read to the request of each server that has a part; which ones have."""
+        """Add the read to the request of each server that has a part.
+
+        Returns:
+            For each server, True if it has a part.
+        """
         mask = [False] * len(requests)
         for server, server_ids in zip(self._group, self._plan.unique, strict=True):
             if len(server_ids):
@@ -189,7 +200,7 @@ class _GradientPart:
         gradient: The gradient as the caller passed it, with its learning rate, precision and bags.
         values: float32 [n, push_width] of rows, [n] of elements, or the whole flattened array.
         ids: int64 [n] of rows, or positions of elements, or None if `values` is the whole array.
-        form: Format in which the values travel.
+        form: Format in which the values are sent.
     """
 
     spec: TableSpec
@@ -219,19 +230,19 @@ def add_gradients(
     """Add gradients to the requests of the servers that hold their tables.
 
     A server gets a segment of each table that it holds, even an empty one, so that all servers of a table
-    count the same steps for it. Rows of float32 are summed straight into the requests. Other gradients are
-    written after the check, since it may skip the step.
+    count the same steps for it. Rows of float32 are summed directly into the requests. Other gradients are
+    written after the check, because the check may skip the step.
 
     Args:
         requests: One per server. On an error the caller closes them.
         gradients: The checked gradients of one push.
         plans: Routing to the present servers.
-        compressor: Formats of gradients, and errors kept for later ones.
+        compressor: Formats of gradients, and compression errors kept for later gradients.
         look: Checks (table name, values, ids) of all gradients for infinities and NaN. Sparse rows are
-            checked as sums, because there are fewer of them.
+            checked as sums, because there are fewer sums than rows.
 
     Raises:
-        UsageError: A gradient cannot travel in its format. The compressor is as before.
+        UsageError: A gradient cannot be sent in its format. The compressor is unchanged.
     """
     rows: list[_GradientPart] = []
     whole: list[_GradientPart] = []  # gradients of a whole dense table
@@ -251,8 +262,8 @@ def add_gradients(
     look(views + sums)
     for part in compressed:
         compressor.check(part.spec, part.values)
-    # Rows first: compression may still refuse their sums (finite gradients can have an infinite sum), and
-    # after a dense gradient the compressor would already have changed the errors that it keeps.
+    # Rows first: compression may still refuse their sums (finite gradients can have an infinite sum). After a
+    # dense gradient, the compressor would already have changed the errors that it keeps.
     for part in (*rows, *whole):
         if part.form == "float32":
             _add(requests, part, plans)
@@ -285,7 +296,7 @@ def _pack_rows(
     plans: RoutingPlans,
     compressor: GradientCompressor,
 ) -> None:
-    """Sum the rows of each id, and write ids and compressed sums side by side into each request."""
+    """Sum the rows of each id, and write ids and compressed sums one after the other into each request."""
     plan = plans.of(part.spec, ids)
     holders = _holders(requests, part, plans)
     sums = plan.merge(part.values, part.gradient.bags)
@@ -328,7 +339,7 @@ def _holders(
 
 
 def _add(requests: Sequence[ServerRequest], part: _GradientPart, plans: RoutingPlans) -> None:
-    """Add a gradient that the compressor leaves alone: float32, or 16 bits that amp has chosen."""
+    """Add a gradient that the compressor leaves unchanged: float32, or 16 bits chosen by amp."""
     if part.gradient.precision == "float32" and part.ids is None:
         for server, low, high in plans.ranges(part.spec):
             requests[server].values(part.spec, part.values[low:high], part.gradient.learning_rate)
@@ -357,7 +368,7 @@ def _server_parts(
 ) -> Iterator[tuple[Content, tuple[NDArray[Any], ...], Floats]]:
     """Yield (content, ids or positions, values) for each server that holds the table.
 
-    Positions of elements are uint32 and count from the beginning of the server's range.
+    Positions of elements are uint32, relative to the beginning of the server's range.
     """
     spec, values, ids = part.spec, part.values, part.ids
     ranges = [part[1:] for part in plans.ranges(spec)] if spec.kind == "dense" else []

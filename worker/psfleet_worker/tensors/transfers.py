@@ -1,17 +1,17 @@
 """Pushes and pulls of one worker: splits arrays among servers, sends the calls and joins the replies.
 
 The protocol and the arrays are kept apart. `Stream` (psfleet_worker.session.worker_session) is a pure state
-machine that decides when a push may leave and what a pull must wait for; it never sees an array. Each public
-method here starts one of its programs and `Transfers.run` executes the instructions that it yields. A push
-in async mode, for example:
+machine that decides when a push may be sent and what a pull must wait for; it never sees an array. Each
+public method here starts one of its programs, and `Transfers.run` executes the instructions that it yields. A
+push in async mode, for example:
 
     push(gradients) -> stream.push() yields AwaitPushes   -> wait until fewer than WINDOW are under way
                                      yields LayOutPush    -> one request per server, filled with gradients
                                      yields SendPush      -> PushQueue.add, which returns the ticket
 
-One thread calls `pull`, `pull_ahead`, `push` and `flush`; the thread of `PushQueue` only sends what is laid
-out. Snapshot marks run beside it (`fleet.lock` guards the state machines). An interrupt (Ctrl-C) waits until
-no call is half laid out (`deferred`).
+One thread calls `pull`, `pull_ahead`, `push` and `flush`. The thread of `PushQueue` only sends requests that
+are laid out. Snapshot marks run in another thread (`fleet.lock` guards the state machines). An interrupt
+(Ctrl-C) is delayed while a call is half laid out (`deferred`).
 """
 
 import functools
@@ -61,20 +61,20 @@ SplitReads = Sequence[DenseRead | SparseRead]
 Lay = Callable[[LayOutPush], Sequence[ServerRequest]]
 
 # Bytes to one server above which a push without shared memory does not wait for a pull. To wait, it has to
-# copy the caller's dense gradients, and a copy of more than this is not worth one call less.
+# copy the caller's dense gradients, and copying more than this costs more than the saved call.
 _LINGERS = 4 << 20
 
 
 class Transfers:
     """Pushes and pulls of one worker.
 
-    A push that fails raises from its ticket and from every later call, because no push may be skipped. A push
+    A push that fails raises from its handle and from every later call, because no push may be skipped. A push
     that a server refuses (for example because its memory is full) raises once; later pushes continue.
 
     Args:
         fleet: Connection to all servers, with the worker's session and stream.
         spec_of: Returns a table's definition for its key.
-        wire: Formats in which gradients and values travel.
+        wire: Formats in which gradients and values are sent.
         begin_trace: Begins the spans of a push, or None if pushes are not traced.
 
     Attributes:
@@ -116,8 +116,9 @@ class Transfers:
         return {self._spec_of(key).name: ids for key, ids in self._plans.newest().items()}
 
     def begin(self) -> None:
-        """Adopt the session's mode, when the incarnation begins and after each mode switch."""
-        # In modes with rounds the bits of a push must not depend on what this process remembers.
+        """Adopt the session's mode. Call it when the process joins and after each mode switch."""
+        # In modes with rounds a push must be bit-identical when it is repeated, so it must not depend on
+        # errors that this process has kept.
         self._compressor.feeds = not self._session.declared.has_rounds
 
     @deferred()
@@ -130,7 +131,10 @@ class Transfers:
 
     @deferred()
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
-        """Start a pull without waiting for it. In modes whose pulls wait for other workers it is complete."""
+        """Start a pull without waiting for it.
+
+        If the mode's pulls wait for other workers, it is complete at once.
+        """
         if not self._stream.reads_ahead:
             return CompletedPull(self.pull(reads))
         # Before `run`, which may wait for the previous prefetch: the ids are routed while servers work on it.
@@ -146,14 +150,14 @@ class Transfers:
         loss: float | None,
         position: tuple[int, int],
     ) -> FleetPush:
-        """Push the gradients of one step. Returns a ticket before the servers have replied.
+        """Push the gradients of one step. Returns a handle before the servers have replied.
 
         Args:
             gradients: Gradients of the step, at most one per table.
             samples: Number of samples of the step.
             loss: Loss of the step, or None if it has none.
-            position: Position of the worker in its data: number of leases used up, and of samples of the next
-                lease.
+            position: Position of the worker in its data: number of leases used up, and of samples used of the
+                next lease.
         """
         fields = {
             "samples": samples,
@@ -178,11 +182,11 @@ class Transfers:
         self.run(self._stream.flush(), timeout=timeout)
 
     def forget(self) -> None:
-        """Drop the compression errors that were kept for later gradients, since tables were set."""
+        """Drop the compression errors that were kept for later gradients, because tables were overwritten."""
         self._compressor.forget()
 
     def close(self) -> None:
-        """Stop. A push that has not left is dropped. Safe to call twice."""
+        """Stop the queue. A push that is not sent is dropped. Safe to call twice."""
         self._pushes.close()
 
     def run(
@@ -202,7 +206,7 @@ class Transfers:
             timeout: Time limit of each wait for other workers in seconds, or None for the usual limit.
 
         Raises:
-            UsageError: This process is a fork of the one that has connected. Nothing was sent.
+            UsageError: This process is a fork of the process that has connected. Nothing was sent.
         """
         fleet, times = self._fleet, self._fleet.times
         outcome: Any = None
@@ -211,7 +215,8 @@ class Transfers:
         while True:
             try:
                 # The thread that marks snapshots advances programs of the same session. Only the state
-                # machine runs under the lock, never a call: that thread must not wait for servers here.
+                # machine runs under the lock, never a call, so that this thread does not have to wait for
+                # servers.
                 with fleet.lock:
                     instruction = program.send(outcome)
             except StopIteration as end:
@@ -245,10 +250,11 @@ class Transfers:
                 setattr(times, kind, getattr(times, kind) + time.perf_counter_ns() - began)
 
     def _receivers(self, requests: Sequence[ServerRequest]) -> list[bool]:
-        """Keep the requests of a push; return for each server whether the push is sent there.
+        """Keep the requests of a push, and return for each server whether the push is sent there.
 
-        A server without a part of it is left out, except server 0, which counts every push. Where pulls wait
-        for other workers all servers get every push, because each server decides what a pull waits for.
+        A server without a part of it is left out, except server 0, which counts every push. In modes whose
+        pulls wait for other workers, all servers get every push, because each server decides what a pull
+        waits for.
         """
         self._requests, waits = requests, self._session.declared.pulls_wait
         goes_to: list[bool] = []
@@ -257,13 +263,13 @@ class Transfers:
         return goes_to
 
     def _land(self, joined: bool) -> int:
-        """Wait for the replies of prefetched pulls; return the newest view that they report, or 0.
+        """Wait for the replies of prefetched pulls, and return the newest view number in them, or 0.
 
         A reply stays in shared memory until its pull is joined. At most the newest reply stays there, so that
         prefetching needs the memory of two steps at most.
 
         Args:
-            joined: Join the newest pull too, so that no reply is left in shared memory.
+            joined: True to join the newest pull too, so that no reply is left in shared memory.
         """
         ahead, before, self._ahead, self._arrived = self._ahead, self._arrived, None, None
         if before is not None:
@@ -300,8 +306,8 @@ class Transfers:
                 requests = ticket.requests
                 if read.commit:
                     requests[0].say(commit=read.commit, progress=progress)
-                # New shared memory is offered only to a server without open calls. When the push was laid
-                # out there may have been some, so that it found no memory: try again for the next step.
+                # New shared memory is offered only to a server without open calls. If there were open calls
+                # when the push was laid out, the push found no memory: try again for the next step.
                 for lane in fleet.lanes:
                     lane.held()
             masks = []
@@ -348,13 +354,13 @@ class Transfers:
         must have the next number, and other workers may wait for it.
         """
         parts = check_gradients(self._spec_of, gradients)
-        # A push of deltas sums several steps, whose losses were checked when they were made.
+        # A push of deltas sums several steps. Their losses were checked in these steps.
         session = self._session
         mode, is_step = session.declared, not session.declared.adds_deltas
         loss = fields["loss"] if is_step else None
         check = functools.partial(self.watch.check_push, load.sequence, loss, is_step=is_step)
-        # The script's position travels with the change that makes it true: in modes with rounds that is the
-        # commit (see `_read`), else the push itself.
+        # The script's position is sent with the change that makes it valid: in modes with rounds that is the
+        # commit (see `_read`), otherwise the push itself.
         progress = ""
         if not mode.has_rounds:  # merged pushes are no steps
             progress = session.progress.text(1, repeats=not mode.merges_pushes)

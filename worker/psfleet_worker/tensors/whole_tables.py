@@ -1,6 +1,6 @@
 """Calls that find, create, read, write and shrink whole tables.
 
-Contents travel in pages of a fixed size, so that neither end holds a large table in one message. A worker's
+Contents are sent in pages of a fixed size, so that neither end holds a large table in one message. A worker's
 runtime uses `WorkerTables`. A process outside the job uses `TableReader`, which only reads. The calls block
 the thread that makes them.
 """
@@ -36,12 +36,12 @@ _PAGE_VALUES = 1 << 23  # values of a dense table in a page
 
 
 def page_size(spec: TableSpec) -> int:
-    """Return the most rows (sparse table) or values (dense table) of a page."""
+    """Return the maximum number of rows (sparse table) or values (dense table) in a page."""
     return _PAGE_VALUES if spec.kind == "dense" else _PAGE_ROWS
 
 
 def join_pages(spec: TableSpec, pages: Sequence[Sequence[PartState]]) -> TableState:
-    """Join the pages of all servers to the content of a table. Rows are ordered by their ids.
+    """Join the pages of all servers to the content of a table. Rows are sorted by id.
 
     Args:
         spec: The table.
@@ -87,7 +87,7 @@ def _split_dense(
     planes = np.stack([np.asarray(plane, np.float32).reshape(-1) for plane in state.values])
     ranges = dense_ranges(spec, servers)
     longest = max(high - low for low, high in ranges)
-    # A rule for whole arrays, not for single elements, needs a server's range in one page.
+    # A rule for whole arrays, not for single elements, needs a server's whole range in one page.
     length = _PAGE_VALUES // len(planes) if spec.rule.unit == "element" else longest
     for start in range(0, max(longest, 1), max(length, 1)):
         yield [
@@ -124,18 +124,18 @@ def _split_rows(
 def _dense_page(
     spec: TableSpec, step: int, planes: Floats, start: int, page: int
 ) -> OutgoingSegment:
-    """Return up to `page` values of one server's range, from `start` on. Empty behind its end."""
+    """Return up to `page` values of one server's range, from `start` on. Empty after the end of the range."""
     start = min(start, planes.shape[1])
     part = planes[:, start : start + page]
     return segments.write_state(PartState(spec.key, step, part, start=start))
 
 
 class _Specs(dict[int, TableSpec]):
-    """Definitions of tables by key. Raises UnknownTable for a key that is not there."""
+    """Definitions of tables by key. Raises UnknownTable for an unknown key."""
 
-    def __init__(self, who: str) -> None:
+    def __init__(self, process_name: str) -> None:
         super().__init__()
-        self._who = who
+        self._who = process_name
 
     def __missing__(self, table: int) -> NoReturn:
         raise UnknownTable(f"table {table:#x} is unknown to {self._who}; create it first")
@@ -161,7 +161,7 @@ class TableReader:
     def open(self, name: str) -> TableSpec:
         """Return the definition of a table by its name.
 
-        Asks every server, because the table's creator may have reached only some of them so far.
+        All servers are called, because the table's creator may have reached only some of them so far.
         """
         request = shard_pb2.CreateTableRequest(spec=shard_pb2.TableSpec(name=name))
         message = request.SerializeToString()
@@ -176,7 +176,7 @@ class TableReader:
         return join_pages(spec, [list(self._pages(client, spec)) for client in self._clients])
 
     def _pages(self, client: ServerClient, spec: TableSpec) -> Iterator[PartState]:
-        """Yield the pages of a table on one server; the last page is empty."""
+        """Yield the pages of a table on one server. The last page is empty."""
         offset, limit = 0, page_size(spec)
         while True:
             request = shard_pb2.StateRequest(table=spec.key, offset=offset, limit=limit)
@@ -189,7 +189,7 @@ class TableReader:
             offset += count
 
     def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
-        """Return up to `limit` evictions of a table from each server, starting at its position."""
+        """Return up to `limit` evictions of a table from each server, starting at the server's `position`."""
         requests = [
             shard_pb2.EvictionsRequest(table=table, position=at, limit=limit) for at in position
         ]
@@ -203,8 +203,10 @@ class TableReader:
 
 
 class WorkerTables(TableReader):
-    """Reads and writes whole tables for a worker. Flush the worker's pushes before a call
-    (`Stream.flush`)."""
+    """Reads and writes whole tables for a worker.
+
+    Flush the worker's pushes before a call (`Stream.flush`).
+    """
 
     def __init__(self, fleet: "FleetConnection") -> None:
         super().__init__(fleet.clients, f"worker {fleet.worker}")
@@ -212,10 +214,10 @@ class WorkerTables(TableReader):
         self._writes = 0  # of this incarnation
 
     def create(self, spec: TableSpec, value: Floats | None = None) -> int:
-        """Create a table on all servers, or find it if another worker has. Returns its key.
+        """Create a table on all servers, or find it if another worker has created it. Returns its key.
 
-        Server 0 is asked first and decides: the value of the worker that reaches it first holds on all
-        servers. Other workers send no value.
+        Server 0 is called first and decides: the first worker that reaches server 0 provides the initial
+        values on all servers. Other workers send no values.
         """
         flat = check_spec_value(spec, value)
         spec = placed(spec, self.specs.values())
@@ -234,7 +236,7 @@ class WorkerTables(TableReader):
         return spec.key
 
     def _parts(self, spec: TableSpec, flat: Floats) -> list[Floats]:
-        """Split a table's initial value by server."""
+        """Split a table's initial values by server."""
         servers = len(self._fleet.clients)
         if spec.kind == "sparse":
             return [flat] * servers
@@ -269,7 +271,7 @@ class WorkerTables(TableReader):
 
         Args:
             table: Key of the table, or 0.
-            threshold: Limit below which a row's weights count as worthless, or None.
+            threshold: Lowest score of a row that stays, or None for the default of each table.
             unseen: Number of steps after which an unused row is removed, or None.
         """
         self._writes += 1
@@ -299,10 +301,13 @@ class WorkerTables(TableReader):
                 seconds=self._fleet.patience.wait,
             )
         )
-        # The servers say where each table is: a table that existed before the load has kept its place.
+        # The servers report where each table is: a table that existed before the load has kept its location.
         for spec in specs:
             self.open(spec.name)
 
     def _header(self) -> Header:
-        """Return a new header. Each message needs its own, because it adds its segments to the header."""
+        """Return a new header.
+
+        Each message needs a separate header, because it adds its segments to the header.
+        """
         return self._fleet.header(sequence=self._writes)
