@@ -27,7 +27,7 @@ def unmade(peer: str) -> str | None:
     if not made.exists():
         return "no environment; `make bench-peers` makes it"
     if made.read_text() != _requirements(peer).read_text():
-        return "its environment is of other versions; `make bench-peers` makes it anew"
+        return "its environment is of other versions; `make bench-peers` makes it again"
     return None
 
 

@@ -342,7 +342,7 @@ def _taken_over(spec: TableSpec, table: Table, rows: int) -> TableSpec:
     Raises:
         CheckpointError: The rows cannot be used under the new definition.
     """
-    anew = f"or start the table anew with --drop {spec.name}"
+    anew = f"or start the table again with --drop {spec.name}"
     if spec.kind == "dense":
         raise CheckpointError(
             f"table {spec.name!r} is dense in the snapshot and a feature's rows are sparse; give the "

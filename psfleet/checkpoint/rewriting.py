@@ -71,7 +71,7 @@ def grown_spec(spec: TableSpec, shape: Sequence[int]) -> TableSpec:
     if not longer:
         raise CheckpointError(
             f"table {spec.name!r} has the shape {shape_text(spec.shape)} in the snapshot and cannot get "
-            f"{shape_text(shape)}; give it no shorter axis, or start it anew with --drop {spec.name}"
+            f"{shape_text(shape)}; give it no shorter axis, or start it again with --drop {spec.name}"
         )
     return replace(spec, shape=tuple(shape))
 
@@ -424,7 +424,7 @@ def _with_state(spec: TableSpec, rows: RowFile) -> NDArray[np.float32]:
         [name, *_] = unusable
         raise CheckpointError(
             f"the rows have the state {name!r} of table {spec.name!r}, which {rows.unusable[name]}; correct "
-            "it, or leave it out so that state begins anew"
+            "it, or leave it out so that state begins again"
         )
     if not all(name in rows.state for name in slots):
         state = [np.full_like(rows.value, slot.initial) for slot in spec.rule.slots]

@@ -219,7 +219,7 @@ class Follower:
     def measured(self, model: str) -> list["Metric"]:
         """Return the follower's metrics, labelled with the name of the model that it serves."""
         ages = "Ages of the rows of a running job that look-ups have read."
-        gaps = "Copies that followers made anew because changes were not known any more."
+        gaps = "Copies that followers made again because changes were not known any more."
         changes = "Rows that changes have brought to followers."
         return [
             latency("serving_row_age_seconds", ages, self.ages, model=model),

@@ -42,7 +42,7 @@ def check_saved(settings: Settings, workers: int) -> None:
         return
     raise UsageError(
         f"{mode} each worker has optimizer state of its own, which opt.state_dict() cannot hold; save "
-        "with fleet.save_persistables, load with fleet.load_model, and the state begins anew"
+        "with fleet.save_persistables, load with fleet.load_model, and the state begins again"
     )
 
 
@@ -129,7 +129,7 @@ def prepared(
         raise UsageError(
             "the state dict has no optimizer state: it was saved before the first step, or by a "
             "psfleet that left the state on the servers; load the fleet's with fleet.load_model, or "
-            "leave the call out to begin anew"
+            "leave the call out to begin again"
         )
     unlike = sorted(set(stored_rows) ^ set(tables))
     if unlike:

@@ -69,7 +69,7 @@ def test_a_cache_that_others_can_write(root: Path, monkeypatch: pytest.MonkeyPat
     folder.mkdir()
     folder.chmod(0o777)
     actual = looked_at("local", root)["kernel cache"]
-    assert actual.value == "none: each process compiles its kernels anew"
+    assert actual.value == "none: each process compiles its kernels again"
     assert f"let {folder} be a folder that only its owner can write" in actual.advice
 
 

@@ -257,7 +257,7 @@ def test_no_row_gets_anothers_id(write: Callable[[], str], message: str) -> None
     ],
 )
 def test_state_that_does_not_fit(change: dict[str, Any], message: str) -> None:
-    """State slots of the file that cannot be the rows' are refused; state does not begin anew silently."""
+    """State slots of the file that cannot be the rows' are refused; state does not begin again silently."""
     runtime = EmbeddedRuntime()
     runtime.create(TABLE)
     runtime.push([Gradient(TABLE.key, np.ones((1, 2), np.float32), np.array([1]), 0.1)])

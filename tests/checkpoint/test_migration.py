@@ -77,7 +77,7 @@ def test_a_value_that_a_row_shares_stays(tmp_path: Path) -> None:
 
 
 def test_admission_and_first_values_may_change(tmp_path: Path) -> None:
-    """Rows stay as they are; ids that waited for a row start anew where every id gets one."""
+    """Rows stay as they are; ids that waited for a row start again where every id gets one."""
     path = saved(tmp_path, table("t", 2, entry=CountFilterEntry(2)))
     new = table("t", 2, entry=TTLEntry(steps=9), initializer=Uniform(3, 4))
     plan = plan_migration(path, features(f=new))
@@ -114,7 +114,7 @@ def test_an_eviction_policy_may_change(tmp_path: Path) -> None:
 
 
 def test_tables_may_be_kept_and_dropped(tmp_path: Path) -> None:
-    """By name: sparse ones of no feature, dense ones that fit no longer, and those that start anew."""
+    """By name: sparse ones of no feature, dense ones that fit no longer, and those that start again."""
     path = saved(tmp_path, table("a", 2), table("b", 2), names="fc bias")
     plan = plan_migration(path, features(a=table("a", 1)), keep=["b"], drop=["a", "fc"])
     assert str(plan).splitlines() == [

@@ -146,7 +146,7 @@ def test_the_rule_says_what_is_remembered(warm_entry: type[Entry]) -> None:
 
 def test_snapshots_hold_it(warm_entry: type[Entry], tmp_path: Path) -> None:
     """Under names and types of its own, on another number of servers too; a rule that remembers the same
-    gets it, and one that remembers something else begins anew."""
+    gets it, and one that remembers something else begins again."""
     entry = warm_entry() & TTLEntry(steps=100)
     before = pushed_thrice(entry)
     save_fleet(str(tmp_path / "one"), [before])

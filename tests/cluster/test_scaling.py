@@ -117,7 +117,7 @@ def assert_same(one: list[TableState], other: list[TableState]) -> None:
 
 def test_sync_mode_keeps_its_bits() -> None:
     """A job whose servers become four, then three, then one ends with the bits of one that stays as it is:
-    dense tables that are cut anew, rows, ids that wait for theirs, and what rules remember."""
+    dense tables that are cut again, rows, ids that wait for theirs, and what rules remember."""
     assert_same(trained("sync", (4, 3, 1)), trained("sync", ()))
 
 

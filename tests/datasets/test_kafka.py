@@ -173,7 +173,7 @@ def test_what_is_put_off_is_remembered(broker: Broker) -> None:
 
 def test_new_partitions(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition that the broker has when a section of batches begins is read from its first message on, in
-    turn with the others, one that it has later from the next section on; a second loop begins anew."""
+    turn with the others, one that it has later from the next section on; a second loop begins again."""
     monkeypatch.setattr(kafka, "_SECTION", 3)
     filled(broker, "found", [9, 6, 4, 0])  # a topic of this broker has four partitions
     seen = itertools.chain([2, 3, 3, 2], itertools.repeat(3))

@@ -192,7 +192,7 @@ def test_saved_sets(tmp_path: Path) -> None:
     assert list(loaded.features) == list(features.features)
     assert feature_set().load_statistics(path).members == features.members
     other = FeatureSet([Feature("price", TABLE, transform=[Log1p(), Quantiles(5)])])
-    with pytest.raises(ConfigError, match=r"'price' has count 3, and the set has 5; fit it anew"):
+    with pytest.raises(ConfigError, match=r"'price' has count 3, and the set has 5; fit it again"):
         other.load_statistics(path)
     own = FeatureSet([Number("age", transform=[Normalize(), lambda age: age.values * 2])])
     own.fit([{"age": [1, 3]}]).save(path)
@@ -226,7 +226,7 @@ def test_a_pass_for_each_fitted_transform() -> None:
     batches = [{"price": [1.0, 2, 3, 4]}, {"price": [100.0, 200]}]
     two = [Normalize(), Quantiles(2)]
     features = FeatureSet([Feature("price", TABLE, transform=two)])
-    with pytest.raises(UsageError, match=r"ended after pass 1.*Quantiles.*'price'.*begin anew"):
+    with pytest.raises(UsageError, match=r"ended after pass 1.*Quantiles.*'price'.*begin again"):
         features.fit(iter(batches))
     features.fit(batches)
     ids = looked_up(features, {"price": [1.0, 2, 3, 4, 100, 200]})["price.ids"]

@@ -123,7 +123,7 @@ def test_two_clients_and_a_fleet_of_a_worker(first: str, monkeypatch: pytest.Mon
 
 
 def test_the_last_client_leaves() -> None:
-    """Without fleet.init() the fleet of a process ends with its last client; the next begins anew."""
+    """Without fleet.init() the fleet of a process ends with its last client; the next begins again."""
     one, two = psfleet.connect(), psfleet.connect()
     table = one.sparse_table("t", 2, Adam(0.1))
     fresh = table.pull(IDS)

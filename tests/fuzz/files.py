@@ -213,7 +213,7 @@ def _replay(folder: Path) -> None:
 
 
 def reseal_log(folder: Path) -> None:
-    """Compute the checksums of every record of a log anew, as far as lengths make sense."""
+    """Compute the checksums of every record of a log again, as far as lengths make sense."""
     end = chain = 0
     for path in sorted(folder.glob("server.0*.log"), key=lambda path: (len(path.name), path)):
         data = bytearray(path.read_bytes())

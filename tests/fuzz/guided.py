@@ -14,7 +14,7 @@ from typing import Any
 
 
 def frames() -> Callable[[bytes], None]:
-    """Attacks on one server, made anew now and then."""
+    """Attacks on one server, made again now and then."""
     from psfleet.core.net.v1 import shard_pb2
     from tests.fuzz.frame_attacks import Tally, attack
     from tests.fuzz.frames import Ground

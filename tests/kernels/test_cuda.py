@@ -138,7 +138,7 @@ print(arena.bytes, arena.array[:3].copy_to_host())
 
 @needs_numba_cuda
 def test_compiled_kernels_are_kept_on_disk(tmp_path: Path) -> None:
-    """A kernel that was compiled before comes from the disk; what is damaged there is compiled anew."""
+    """A kernel that was compiled before comes from the disk; what is damaged there is compiled again."""
     run = ended(
         [sys.executable, "-m", "tests.kernels.cuda_cache"],
         cwd=ROOT,

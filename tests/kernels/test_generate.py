@@ -44,7 +44,7 @@ WIDE = pytest.mark.skipif(
 
 
 def machine_code(kernel: Any) -> str:
-    """The text of a kernel's code; what comes from the cache has none and is compiled anew."""
+    """The text of a kernel's code; what comes from the cache has none and is compiled again."""
     if any(kernel.stats.cache_hits.values()):
         options: dict[str, Any] = OPTIONS
         with short_rows():

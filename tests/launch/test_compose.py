@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def docker() -> Iterator[Engine]:
-    """An engine that has the project's image, built anew."""
+    """An engine that has the project's image, built again."""
     folder = Path(tempfile.mkdtemp(prefix="psfleet-docker-"))
     try:
         with engine(folder) as own:

@@ -227,7 +227,7 @@ def test_a_traceback_is_a_line_on_the_screen(
 
 
 def test_a_line_without_an_end_is_shown_at_once() -> None:
-    """A progress bar that draws its line anew is not held."""
+    """A progress bar that draws its line again is not held."""
     tracebacks = Tracebacks("train.py")
     assert tracebacks.feed(b"50 %") == b"50 %"
     assert tracebacks.feed(b"\r100 %\nT") == b"\r100 %\n"

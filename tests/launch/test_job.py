@@ -47,7 +47,7 @@ def test_servers_that_run_the_script(launch: Launch) -> None:
 
 
 def test_the_progress_is_shown_on_a_terminal(launch: Launch, tmp_path: Path) -> None:
-    """On a terminal one line tells steps and rows and is drawn anew below what the script prints."""
+    """On a terminal one line tells steps and rows and is drawn again below what the script prints."""
     ours, terminal = pty.openpty()
     with FileIO(ours) as screen:
         try:

@@ -46,7 +46,7 @@ def test_nothing_is_lost(nesterov: bool) -> None:
 
 def test_the_largest_are_sent() -> None:
     """A step moves the share 1 - sparsity of the weights, those with the largest accumulated values;
-    there velocity and rest start anew (factor masking), elsewhere they grow (momentum correction).
+    there velocity and rest start again (factor masking), elsewhere they grow (momentum correction).
     """
     w, opt = Parameter("w", np.zeros(10)), DGCMomentum(1.0, 0.5, 0, sparsity=[0.8])
     gradient = np.array([1, -9, 2, 3, 8, 4, 5, -6, 7, 0], np.float32)

@@ -104,7 +104,7 @@ print("cores", sorted({tuple(os.sched_getaffinity(int(t))) for t in os.listdir("
 
 
 def test_processes_take_cores_in_turn() -> None:
-    """Side by side from the first one on; behind the last core it begins anew."""
+    """Side by side from the first one on; behind the last core it begins again."""
     places = [StagePosition(worker, stage, 2) for worker in (0, 1) for stage in (0, 1)]
     assert [cores_of(p, 1, 1, [0, 2, 4, 6, 8]) for p in places] == [[2], [4], [6], [8]]
     assert [cores_of(p, 2, 2, [0, 2, 4, 6]) for p in places[:2]] == [[4, 6], [0, 2]]

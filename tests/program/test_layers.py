@@ -241,7 +241,7 @@ def test_accuracy_breaks_ties_towards_the_lower_class() -> None:
 
 
 def test_auc_and_accuracy_run_inside_programs() -> None:
-    """auc accumulates over runs; the batch's own starts anew."""
+    """auc accumulates over runs; the batch's own starts again."""
     score, label = layers.data("score", [None, 1]), layers.data("label", [None, 1], dtype="int64")
     total, own, _ = layers.auc(score, label)
     both = layers.concat([1 - score, score], axis=1)

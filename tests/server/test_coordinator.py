@@ -147,7 +147,7 @@ def switch(number: int, mode: Mode, change: int) -> Arrival:
 
 
 def test_a_switch_that_was_made_is_passed_over() -> None:
-    """A process that begins its script anew comes to it once more, and the fleet stays in its mode."""
+    """A process that begins its script again comes to it once more, and the fleet stays in its mode."""
     coordinator = registered(1)
     modes: tuple[tuple[Mode, int], ...] = (("async", 1), ("sync", 2), ("async", 1))
     for number, (mode, change) in enumerate(modes, 1):

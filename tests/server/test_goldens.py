@@ -249,7 +249,7 @@ def test_a_log_with_something_unknown_is_refused(tmp_path: Path, case: str) -> N
     kind = {"field": RecordKind.TICK, "kind": 99, "ready": RecordKind.READY}[case]
     before = a_log(path, lambda log: log.append(kind, [tick]))
     log = ServerLog(path, LogHeader(servers=1, workers=1))
-    words = "read it with the psfleet version that wrote it, or start the job anew"
+    words = "read it with the psfleet version that wrote it, or start the job again"
     with pytest.raises(LogError, match=rf"record 3 of log '{path}' cannot be taken: .*; {words}"):
         Journal(log, Shard(), None).start()
     log.close()

@@ -49,7 +49,7 @@ def test_a_silent_server_has_the_time_of_a_reply() -> None:
 
 
 def test_a_server_that_is_back_gets_time_to_be_ready() -> None:
-    """It answers, so the short outage of a farewell does not hold, and pauses begin anew."""
+    """It answers, so the short outage of a farewell does not hold, and pauses begin again."""
     retries = Retries(60.0, 1.0, PATIENCE, 0.0)
     for now in (0.1, 0.5, 0.9):
         after(retries, ServerUnavailable("away"), now)
@@ -60,7 +60,7 @@ def test_a_server_that_is_back_gets_time_to_be_ready() -> None:
 
 
 def test_a_full_disk_does_not_use_up_the_time_of_a_call() -> None:
-    """The server has answered: the deadline begins anew, as long as there is patience for a full disk."""
+    """The server has answered: the deadline begins again, as long as there is patience for a full disk."""
     retries = Retries(2.0, 1.0, PATIENCE, 0.0)
     assert after(retries, NoRoom("full"), 1.9).answered
     assert retries.deadline == pytest.approx(3.9)

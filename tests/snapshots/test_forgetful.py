@@ -70,7 +70,7 @@ def test_a_delta_after_a_restart_holds_everything(tmp_path: Path) -> None:
 def test_a_snapshot_that_a_dead_server_had_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Server 0 dies while one worker has heard of a snapshot and another has not: that is taken anew."""
+    """Server 0 dies while one worker has heard of a snapshot and another has not: that is taken again."""
 
     def save() -> None:
         while True:

@@ -91,7 +91,7 @@ def test_a_snapshot_that_is_given_up_leaves_no_thread(tmp_path: Path) -> None:
     with parts_of(tmp_path, 7) as parts:
         outcomes = [Outcome() for _ in range(3)]
         parts.await_part(7, outcomes[0], cut=True)
-        # Numbers begin anew where server 0 was started again before it could say that 7 was given up.
+        # Numbers begin again where server 0 was started again before it could say that 7 was given up.
         parts.expect(5, str(tmp_path))
         parts.start(5)
         parts.await_part(5, outcomes[1], cut=False)

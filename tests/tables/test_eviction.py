@@ -134,7 +134,7 @@ def gradient(spec: TableSpec, ids: Ids) -> Gradient:
 
 
 def test_snapshots_hold_frequencies_and_the_stream(tmp_path: Path) -> None:
-    """A loaded table evicts the same rows at the same positions; on other servers positions count anew."""
+    """A loaded table evicts the same rows at the same positions; on other servers positions count again."""
     entry = CapacityEntry(20, policy="lfu") & EvictionStreamEntry(100)
     spec = dataclasses.replace(SPEC, entry=entry)
     saved, loaded = EmbeddedRuntime(), EmbeddedRuntime()

@@ -225,7 +225,7 @@ def _kernel_cache() -> Finding:
     advice = (
         f"let {folder} be a folder that only its owner can write, or name one with PSFLEET_CACHE"
     )
-    return Finding("kernel cache", "none: each process compiles its kernels anew", advice)
+    return Finding("kernel cache", "none: each process compiles its kernels again", advice)
 
 
 def _blas_threads() -> Finding:

@@ -92,7 +92,7 @@ def _read(credentials: str) -> bytes:
         path = Path(credentials)
         if path.stat().st_mode & 0o077:
             raise ConfigError(
-                f"{credentials!r} can be read by others than its owner; chmod 600 it, and start the job anew"
+                f"{credentials!r} can be read by others than its owner; chmod 600 it, and start the job again"
             )
         return path.read_bytes()[:_LONGEST]
     except OSError as error:

@@ -48,7 +48,7 @@ class EvictionReader:
         if self.position and len(self.position) != servers:
             raise UsageError(
                 f"the position {self.position} of evictions is one of {len(self.position)} servers and the "
-                f"fleet has {servers}, which count anew; begin without a position"
+                f"fleet has {servers}, whose positions begin at 0 again; start without a position"
             )
         evictions = joined(
             self._runtime.evictions(self._table, self.position or (0,) * servers, _PAGE)

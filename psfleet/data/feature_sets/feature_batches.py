@@ -264,7 +264,7 @@ def fit(features: FeatureSet, batches: Iterable[Any]) -> None:
             )
             raise UsageError(
                 f"the batches {fault} to fit {pending[0][1]!r} of feature {pending[0][0]!r}; give a list, or "
-                "files, which begin anew"
+                "files, which begin again"
             )
         passes += 1
         for name, transform in pending:

@@ -175,14 +175,14 @@ def _take(owner: str, target: FittedTransform, source: Transform) -> None:
     """Copy the fields that a transform lacks from another transform. Fields that both have must be equal."""
     if type(source) is not type(target):
         raise ConfigError(
-            f"{owner} has {source!r:.80}, and the set has {target!r:.80}; fit it anew"
+            f"{owner} has {source!r:.80}, and the set has {target!r:.80}; fit it again"
         )
     for field in dataclasses.fields(target):
         value = getattr(target, field.name)
         source_value = getattr(source, field.name)
         if field.init and value is not None and value != source_value:
             raise ConfigError(
-                f"{owner} has {field.name} {source_value!r:.80}, and the set has {value!r:.80}; fit it anew"
+                f"{owner} has {field.name} {source_value!r:.80}, and the set has {value!r:.80}; fit it again"
             )
     for field in dataclasses.fields(target):
         if field.init:

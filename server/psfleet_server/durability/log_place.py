@@ -108,7 +108,7 @@ class LogDisk:
         """
         sentence = f"{what}: {error.strerror}; make room for it"
         if error.errno not in _FULL:
-            return LogError(f"{what}: {error.strerror}; start the job anew on another disk")
+            return LogError(f"{what}: {error.strerror}; start the job again on another disk")
         if self._full_since is None:
             self._full_since = self._clock()
             self._tell(f"{sentence}. Pushes wait until there is some")

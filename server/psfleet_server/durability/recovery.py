@@ -88,7 +88,7 @@ def begin(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | 
         return number
     raise LogError(
         f"log {str(first)!r} goes on from snapshot {min(files, default=0)}, which cannot be had{why}; "
-        "restore it, or start the job anew from a checkpoint"
+        "restore it, or start the job again from a checkpoint"
     )
 
 
@@ -113,7 +113,7 @@ def take_all(
         except Exception as error:
             raise LogError(
                 f"record {count} of log {str(first)!r} cannot be taken: "
-                f"{error}; read it with the psfleet version that wrote it, or start the job anew from a "
+                f"{error}; read it with the psfleet version that wrote it, or start the job again from a "
                 "checkpoint"
             ) from None
         if kind == RecordKind.CUT:
@@ -121,7 +121,7 @@ def take_all(
     if snapshots and cut > max(files_of(first)) and is_whole(own_place(snapshots, cut)):
         raise LogError(
             f"log {str(first)!r} goes on in a file that begins with snapshot {cut} and is missing; "
-            "restore it, or start the job anew from a checkpoint"
+            "restore it, or start the job again from a checkpoint"
         )
     return count
 
@@ -328,7 +328,7 @@ class Journal:
         if fresh and not self._begins:
             raise LogError(
                 f"log {str(self.log.first)!r} does not hold what this server got when the number of servers "
-                "changed; restore it, or start the job anew from a checkpoint"
+                "changed; restore it, or start the job again from a checkpoint"
             )
         count = self.log.forget() if fresh else self._replay()
         self._shard.journal = self._keep

@@ -52,7 +52,7 @@ class Cuts:
         rows: The weights at each cut of rounds, with the number of the round.
         counts: By server how often each sample was used, in the newest cut that had it.
         rounds: By server and round what the table FEW held.
-        count, gaps, begun: Cuts; copies made anew, and with a snapshot.
+        count, gaps, begun: Cuts; copies made again, and with a snapshot.
     """
 
     rows: list[tuple[int, Rows]] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """The rules of the protocol, and what the product's classes are without each of them.
 
 The numbers are those of docs/protocol.md. The product does without R13, R9 and R17: the launcher decides
-who takes over (no term on disk), a roll-back starts all anew (no generations), a place has one address.
+who takes over (no term on disk), a roll-back starts all again (no generations), a place has one address.
 """
 
 from collections.abc import Callable

@@ -131,7 +131,7 @@ class Worker:
             return  # the answer to a repeat
         asked = self.queues[name][0]
         if isinstance(content, Fenced):
-            self.out.append(Die())  # its seat is another's: begin anew
+            self.out.append(Die())  # its seat is another's: begin again
         elif self.job.standbys and isinstance(content, ProtocolError):
             pass  # perhaps of a deposed primary, to which no connection would lead: again
         elif isinstance(content, PsfleetError):  # again with the next tick, or the worker ends

@@ -57,7 +57,7 @@ class Rounds:
         if push.sequence < first:
             raise Gap(
                 f"worker {push.worker} pushed round {push.sequence}, "
-                f"but its life counts from round {first} on"
+                f"but this process of it takes part from round {first} on"
             )
         if push.sequence <= self.closed:
             return False

@@ -190,8 +190,8 @@ class ConsistencyState:
                 self._check_same(event)
         elif event.switch != self.switches + 1 or self.rounds.held:
             raise ProtocolError(
-                f"worker {event.worker} makes change {event.switch} of the mode, but server "
-                f"{self.server} has made {self.switches} and not all is settled here"
+                f"worker {event.worker} begins mode switch {event.switch}, but server {self.server} has made "
+                f"{self.switches}, or the pushes of a round have not all arrived"
             )
 
     def adopted(self, event: Join) -> Join:

@@ -166,8 +166,8 @@ class RecomputeSettings:
     )
     memory_budget: str = setting(
         "",
-        'What the choice keeps within, such as "512MiB" or "2GB"; empty: what cutting at every '
-        "sqrt(n)-th operation takes",
+        'Memory that the chosen checkpoints may leave in use, such as "512MiB" or "2GB"; empty: as much '
+        "as checkpoints at every sqrt(n)-th operation take",
     )
 
     def __post_init__(self) -> None:
@@ -326,7 +326,7 @@ class WireSettings:
         _FORM,
         names="--wire",
     )
-    pull: str = setting("fp32", "Form of weights on the wire, likewise", _FORM, names="--wire")
+    pull: str = setting("fp32", "Form of weights on the wire", _FORM, names="--wire")
 
     def __post_init__(self) -> None:
         check(self, lambda declared: f"wire {declared.name}")
