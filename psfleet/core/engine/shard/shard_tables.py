@@ -147,8 +147,8 @@ class ShardTables(dict[int, Table]):
         if existing is not None and existing.spec != spec:
             raise TableConflict(
                 f"table {spec.name!r} exists with another definition: "
-                f"{_difference(existing.spec, spec)}; declare it alike on all workers, give it another name, or, if "
-                f"one comes from a snapshot, use psfleet ckpt migrate with --drop {spec.name}, or with "
+                f"{_difference(existing.spec, spec)}; declare it alike on all workers, give it another "
+                f"name, or, if one comes from a snapshot, use psfleet ckpt migrate with --drop {spec.name}, or with "
                 "--shape if it is dense and gets longer axes"
             )
         return existing is not None

@@ -75,7 +75,7 @@ class EvictionStream:
         if not 0 <= position <= self.next:
             raise UsageError(
                 f"table {self._table!r}: evictions are read from position {position} and this server has "
-                f"come to {self.next}, perhaps because an earlier snapshot was loaded; begin again without one"
+                f"come to {self.next}, perhaps because an earlier snapshot was loaded; begin without a position"
             )
         first = max(position, self.next - self._held)
         last = min(first + limit, self.next)
