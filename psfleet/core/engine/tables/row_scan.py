@@ -75,7 +75,8 @@ class EvictionStream:
         if not 0 <= position <= self.next:
             raise UsageError(
                 f"table {self._table!r}: evictions are read from position {position} and this server has "
-                f"come to {self.next}, perhaps because an earlier snapshot was loaded; begin without a position"
+                f"come to {self.next}, perhaps because an earlier snapshot was loaded; start without a "
+                "position"
             )
         first = max(position, self.next - self._held)
         last = min(first + limit, self.next)
