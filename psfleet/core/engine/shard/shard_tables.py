@@ -148,8 +148,8 @@ class ShardTables(dict[int, Table]):
             raise TableConflict(
                 f"table {spec.name!r} exists with another definition: "
                 f"{_difference(existing.spec, spec)}; declare it alike on all workers, give it another "
-                f"name, or, if one comes from a snapshot, use psfleet ckpt migrate with --drop {spec.name}, or "
-                "with --shape if it is dense and gets longer axes"
+                f"name, or, if one comes from a snapshot, use psfleet ckpt migrate with --drop {spec.name}, "
+                "or with --shape if it is dense and gets longer axes"
             )
         return existing is not None
 
