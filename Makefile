@@ -81,6 +81,7 @@ check: $(VENV)/.has-dev build/mypy-without-torch.toml
 	$(VENV)/bin/python tools/generate_panels.py --check
 	$(VENV)/bin/python tools/draw_diagrams.py --check
 	$(VENV)/bin/python tools/check_docs.py
+	$(VENV)/bin/python tools/check_docstrings.py
 
 # What stands on PyTorch is checked where that is installed. Elsewhere its types are unknown to the rest.
 without-torch = $(shell $(VENV)/bin/python -c "import torch" 2>/dev/null || \

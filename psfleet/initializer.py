@@ -42,7 +42,7 @@ class Initializer:
     """Base of all initializers.
 
     Attributes:
-        seed: Seed of the random numbers; 0: the program's.
+        seed: Seed of the random numbers. 0 means the program's seed.
     """
 
     def __post_init__(self) -> None:

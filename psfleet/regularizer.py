@@ -1,4 +1,7 @@
-"""Weight decay that the servers add to the gradient, after the worker's clipping."""
+"""Weight decay that the servers add to the gradient, after the worker's clipping.
+
+Pass one of these to an optimizer (`weight_decay=`) or to a single parameter, whose own decay then applies.
+"""
 
 from typing import Any
 

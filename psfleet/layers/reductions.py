@@ -1,4 +1,7 @@
-"""Sums, means and extremes."""
+"""Layers that reduce axes of a variable: sums, means, largest and smallest values, and `argmax`.
+
+`dim` is an axis, several axes, or None for all axes; an axis disappears unless `keep_dim` is True.
+"""
 
 import functools
 import operator

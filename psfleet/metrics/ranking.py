@@ -153,7 +153,7 @@ class _TopMetric(_GroupMetric):
         name: Label of the results.
         users: Number of users. Each then weighs the same: the value is the mean over users of the weighted
             mean of all groups of a user, in whichever batches and workers these come. The state has two
-            sums for each user. 0: all groups are alike.
+            sums for each user. 0 if all groups weigh the same.
     """
 
     def __init__(self, k: PositiveInt, name: str | None = None, users: NonNegativeInt = 0) -> None:

@@ -1,4 +1,7 @@
-"""The command psfleet-server."""
+"""The command psfleet-server, which runs one parameter server until it gets SIGTERM.
+
+Each option can also be given as an environment variable; the launcher uses those.
+"""
 
 import gc
 import os

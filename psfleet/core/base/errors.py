@@ -1,5 +1,7 @@
 """Errors that psfleet raises on purpose, and the hook that prints them without a traceback.
 
+Catch PsfleetError for all of them. An error that crosses the wire keeps its class and sentence.
+
 PsfleetError
 ├── UsageError            (also ValueError)    an argument is wrong; nothing was changed
 │   ├── ShapeError                             an array has the wrong shape or dtype

@@ -84,7 +84,7 @@ class AttachedMemory:
             worker: The worker.
             incarnation: Number of the worker's process.
             generation: Number of the memory, chosen by the worker.
-            offer: Where to open the memory.
+            offer: Handle with which the memory is opened.
 
         Returns:
             False if this process cannot open the memory. The worker then sends tensors in messages.
