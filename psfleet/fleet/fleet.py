@@ -320,7 +320,6 @@ class Fleet(FleetCallbacks):
 
         - sync: every sample of an epoch is in exactly one closed round, even if workers die, return or are
           added.
-        - half-async: at least once.
         - other modes: at most once on every server.
         - In one process: once, in order.
 
