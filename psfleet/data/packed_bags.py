@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.engine.kernels.bags import bags_at, chosen_bags, narrowed
-from psfleet.data.arrow_rows import Rows, joined_rows
+from psfleet.data.arrow_conversion import Rows, joined_rows
 from psfleet.data.feature_sets.jagged import Jagged
 
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)

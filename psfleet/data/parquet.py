@@ -14,7 +14,7 @@ from typing import Any
 from typing_extensions import override
 
 from psfleet.core.base.arrow import pa, pq
-from psfleet.data.arrow_rows import check_schema, reason_of
+from psfleet.data.arrow_conversion import check_schema, reason_of
 from psfleet.data.data_files import files_of, opened
 from psfleet.data.row_groups import Records, RowGroup, RowGroupSource
 from psfleet.data.sample_batch import SampleBatch

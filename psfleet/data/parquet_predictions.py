@@ -21,7 +21,7 @@ from psfleet.core.base.errors import ShapeError, UsageError
 from psfleet.core.base.files import read_small, sync
 from psfleet.core.base.json_documents import Format, reading
 from psfleet.core.base.settings.kinds import local_path
-from psfleet.data.arrow_rows import Rows, check_columns
+from psfleet.data.arrow_conversion import Rows, check_columns
 from psfleet.data.row_groups import RowGroupSource
 
 _FORMAT = Format("predictions")

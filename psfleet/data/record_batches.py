@@ -19,7 +19,7 @@ from psfleet.core.base.arrow import pa
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.validation.annotations import PositiveInt, checked
 from psfleet.core.engine.round_plan import Range
-from psfleet.data.arrow_rows import check_schema
+from psfleet.data.arrow_conversion import check_schema
 from psfleet.data.feature_sets.feature_set import FeatureSet
 from psfleet.data.row_groups import Records, RowGroup, RowGroupSource
 from psfleet.data.sample_batch import SampleBatch

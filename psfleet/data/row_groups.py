@@ -30,11 +30,11 @@ from psfleet.core.base.errors import UsageError
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.validation.annotations import PositiveInt, checked
 from psfleet.core.engine.round_plan import Range
-from psfleet.data.arrow_rows import Rows, joined_rows, reason_of, rows_of
+from psfleet.data.arrow_conversion import Rows, joined_rows, reason_of, rows_of
 from psfleet.data.data_files import partition_of, with_partition
-from psfleet.data.feature_sets.feature_batches import no_samples
 from psfleet.data.feature_sets.feature_lookup import refused_samples
 from psfleet.data.feature_sets.feature_set import FeatureSet
+from psfleet.data.feature_sets.feature_values import no_samples
 from psfleet.data.packed_bags import RowBuffers, RowGroupStream
 from psfleet.data.row_order import RowSequence
 from psfleet.data.sample_batch import SampleBatch

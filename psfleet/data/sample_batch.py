@@ -1,7 +1,7 @@
 """SampleBatch, the batch that every data source yields, and conversion of single samples to such a batch.
 
-Files are read by column (`arrow_rows.py`). Messages, such as JSON from Kafka, come as one mapping for each
-sample. `sample_of` checks one mapping, and `batch_of` joins checked mappings to a batch.
+Files are read by column (`arrow_conversion.py`). Messages, such as JSON from Kafka, come as one mapping for
+each sample. `sample_of` checks one mapping, and `batch_of` joins checked mappings to a batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.data.feature_sets.feature_batches import kind_of, no_samples
 from psfleet.data.feature_sets.feature_set import Feature, FeatureSet, Input, Number
+from psfleet.data.feature_sets.feature_values import kind_of, no_samples
 from psfleet.data.feature_sets.jagged import Jagged, array_of, as_plain, joined
 from psfleet.data.feature_sets.value_types import Kind, as_typed, is_missing, is_of, typed
 

@@ -24,7 +24,7 @@ from typing_extensions import override
 from psfleet.core.base.arrow import pa, pc
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.validation.annotations import Must, PositiveInt, checked
-from psfleet.data.arrow_rows import check_columns
+from psfleet.data.arrow_conversion import check_columns
 from psfleet.data.data_files import files_of, opened, partition_of, with_partition
 from psfleet.data.feature_sets.feature_set import FeatureSet
 from psfleet.data.feature_sets.value_types import MISSING_TEXTS

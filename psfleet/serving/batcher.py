@@ -22,8 +22,8 @@ import numpy as np
 
 from psfleet.core.base.errors import LimitExceeded, PsfleetError, ShapeError, UsageError
 from psfleet.core.base.validation.annotations import NonNegative, PositiveInt, checked
-from psfleet.data.feature_sets.feature_batches import by_feature
 from psfleet.data.feature_sets.feature_set import FeatureSet
+from psfleet.data.feature_sets.feature_values import by_feature
 from psfleet.data.feature_sets.jagged import Jagged, array_of, joined
 from psfleet.data.feature_sets.value_types import typed
 

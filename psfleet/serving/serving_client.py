@@ -26,7 +26,7 @@ from psfleet.core.net.frame import MAX_MESSAGE
 from psfleet.core.net.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed
 from psfleet.core.net.http2.http2_client import Http2Client
 from psfleet.core.net.v1 import serving_pb2 as messages
-from psfleet.data.feature_sets.feature_batches import columns_of
+from psfleet.data.feature_sets.feature_values import columns_of
 from psfleet.data.feature_sets.jagged import Jagged, array_of, as_jagged
 from psfleet.data.feature_sets.value_types import as_typed, is_missing, typed
 

@@ -56,8 +56,9 @@ from psfleet_server.rpc.call_admission import InboundLimit, gates
 from psfleet_server.rpc.replies import Deadlines
 from psfleet_server.server_metrics import MetricsService, ServerMetrics, standby_metrics
 from psfleet_server.services.method_handlers import handlers, tensor_methods
-from psfleet_server.services.row_services import feeds_standby, replica_handler, scaling_handler
+from psfleet_server.services.scaling_service import scaling_handler
 from psfleet_server.services.snapshot_services import snapshot_handlers
+from psfleet_server.services.standby_service import feeds_standby, replica_handler
 from psfleet_server.snapshots.job_snapshots import RestoredStates, SnapshotFolder
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from psfleet_server.snapshots.snapshot_schedule import SnapshotSchedule

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import IdError
-from psfleet.data.feature_sets.feature_batches import by_feature, transformed
+from psfleet.data.feature_sets.feature_values import by_feature, transformed
 from psfleet.data.feature_sets.transforms.number_transforms import QuantileSketch
 from psfleet.features import (
     Bucketize,

@@ -51,8 +51,9 @@ from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.replies import Deadlines
 from psfleet_server.server_metrics import MetricsService, ServerMetrics
 from psfleet_server.services.method_handlers import handlers, tensor_methods
-from psfleet_server.services.row_services import feeds_standby, replica_handler, scaling_handler
+from psfleet_server.services.scaling_service import scaling_handler
 from psfleet_server.services.snapshot_services import snapshot_handlers
+from psfleet_server.services.standby_service import feeds_standby, replica_handler
 from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 from tests.fuzz.lasting import Staying, Undying
 from tests.fuzz.mutations import mutated_bytes, mutated_message, mutated_tree

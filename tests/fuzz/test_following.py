@@ -31,7 +31,7 @@ from psfleet_server.durability.records import encode, encode_change
 from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.replies import Deadlines
-from psfleet_server.services.row_services import feeds_standby, replica_handler
+from psfleet_server.services.standby_service import feeds_standby, replica_handler
 from psfleet_server.standby import Standby
 from tests.fuzz.files import SPECS
 from tests.fuzz.frames import Context, Details

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from psfleet.core.base.observability.process_panels import PANELS
+from psfleet.core.base.panels.process_panels import PANELS
 from psfleet.core.client import Client
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD

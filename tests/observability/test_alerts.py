@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from psfleet.core.base.observability.process_panels import PANELS
+from psfleet.core.base.panels.process_panels import PANELS
 from tests.programs import ended
 
 RULES = Path(__file__).resolve().parents[2] / "docs" / "alerts.yml"

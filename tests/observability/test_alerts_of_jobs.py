@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from psfleet.core.base.files import exchange
-from psfleet.core.base.observability.process_panels import PANELS
+from psfleet.core.base.panels.process_panels import PANELS
 from psfleet.core.engine.interface import Runtime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.chaos.audit import ChaosSettings

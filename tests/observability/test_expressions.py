@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from psfleet.core.base.observability.panels import (
+from psfleet.core.base.panels.panel import (
     Age,
     Expression,
     Level,
@@ -16,7 +16,7 @@ from psfleet.core.base.observability.panels import (
     Series,
     Skew,
 )
-from psfleet.core.base.observability.process_panels import PANELS
+from psfleet.core.base.panels.process_panels import PANELS
 
 
 def look(at: float, **counts: list[tuple[str, str, float]]) -> Look:

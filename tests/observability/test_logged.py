@@ -14,7 +14,7 @@ import psfleet
 from psfleet import fleet
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.observability.logged_values import NEWEST, EventFile
-from psfleet.core.base.observability.process_panels import PANELS
+from psfleet.core.base.panels.process_panels import PANELS
 from psfleet_launch.console.top import top_object, top_screen
 from psfleet_launch.observability.fleet_reader import panel_texts
 from psfleet_launch.observability.job_history import PastJob

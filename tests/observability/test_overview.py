@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from psfleet.core.base.logs import FIRST_NONFINITE
-from psfleet.core.base.observability.panels import number_text
-from psfleet.core.base.observability.process_panels import PANELS
+from psfleet.core.base.panels.panel import number_text
+from psfleet.core.base.panels.process_panels import PANELS
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_launch.observability.job_history import JobHistory, PastJob, heading

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from psfleet.core.base.observability.panels import Look, Panel
-from psfleet.core.base.observability.process_panels import PANELS
+from psfleet.core.base.panels.panel import Look, Panel
+from psfleet.core.base.panels.process_panels import PANELS
 from psfleet_launch.observability.fleet_reader import replies
 from psfleet_launch.observability.job_history import read_history
 from psfleet_launch.observability.page_and_report import dashboard_page, job_report, slow_processes

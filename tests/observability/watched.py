@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from psfleet.core.base.observability.exposition import decode
-from psfleet.core.base.observability.panels import Level, Look
-from psfleet.core.base.observability.process_panels import PANELS
+from psfleet.core.base.panels.panel import Level, Look
+from psfleet.core.base.panels.process_panels import PANELS
 from psfleet_launch.observability.fleet_reader import look_at, replies
 from tests.launch.conftest import ROOT, Launcher, _environment
 from tests.waiting import until

@@ -40,7 +40,7 @@ from psfleet_server.durability.recovery import Journal
 from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.replies import Deadlines
-from psfleet_server.services.row_services import _ReplicaService
+from psfleet_server.services.standby_service import _ReplicaService
 from tests.fuzz.files import of_folder
 from tests.fuzz.frames import Context
 from tests.server import goldens

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from psfleet.core.base.observability.panels import number_text
+from psfleet.core.base.panels.panel import number_text
 from psfleet_launch.observability.job_view import Ask, JobView, clock, progress_line
 
 _MOST_FAULTS = 8

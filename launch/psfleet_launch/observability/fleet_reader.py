@@ -15,8 +15,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from psfleet.core.base.observability.exposition import PREFIX, decode, merge
-from psfleet.core.base.observability.panels import READ_AT, Level, Look, Ratio
-from psfleet.core.base.observability.process_panels import PANELS
+from psfleet.core.base.panels.panel import READ_AT, Level, Look, Ratio
+from psfleet.core.base.panels.process_panels import PANELS
 from psfleet.core.base.scaling_files import write_scale
 from psfleet.core.base.settings.environment import Environment
 from psfleet_launch.job.job_plan import Job

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from psfleet.core.base.logs import FIRST_NONFINITE
-from psfleet.core.base.observability.panels import number_text
+from psfleet.core.base.panels.panel import number_text
 
 _MOST_FAULTS = 4000
 Who = tuple[str, str]

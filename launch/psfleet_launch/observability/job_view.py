@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from psfleet.core.base.observability.panels import number_text, rate_text
+from psfleet.core.base.panels.panel import number_text, rate_text
 from psfleet_launch.observability.fleet_reader import panel_texts
 from psfleet_launch.observability.job_history import Figures, PastJob
 from psfleet_launch.observability.job_timeline import Fault, Process, exit_words

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from psfleet.core.base.observability.panels import number_text
+from psfleet.core.base.panels.panel import number_text
 from psfleet.core.base.settings.kinds import local_path
 from psfleet_launch.job.job_folder import REPORT, is_claimed
 from psfleet_launch.observability.job_history import PastJob, read_history

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from psfleet.core.base.observability.logged_values import EventFile
-from psfleet.core.base.observability.process_panels import PANELS
+from psfleet.core.base.panels.process_panels import PANELS
 
 _STEPS = next(number for number, panel in enumerate(PANELS) if panel.title == "Steps")
 

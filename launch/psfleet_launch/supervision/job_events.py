@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from psfleet.core.base.observability.panels import number_text
+from psfleet.core.base.panels.panel import number_text
 from psfleet.core.net.message_codec import Message
 from psfleet_launch.job.job_plan import Member
 from psfleet_launch.supervision.standbys import PromoteStandby, ReleaseStandbys

@@ -19,7 +19,7 @@ from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.endpoints import MeasuredMethod
 from psfleet_server.rpc.replies import DeferredReply, immediate, parkable
 from psfleet_server.services.coordinator_service import CoordinatorService, MembershipService
-from psfleet_server.services.row_services import FollowerService
+from psfleet_server.services.follower_service import FollowerService
 from psfleet_server.services.shard_service import PlainCalls, ShardService
 
 B = TypeVar("B", bound=Callable[..., Any])

@@ -14,7 +14,7 @@ from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.server_messages import PrepareMoveRequest
 from psfleet_server.engine.server_scaling import ServerScaling
-from psfleet_server.services.row_services import _ScalingService
+from psfleet_server.services.scaling_service import _ScalingService
 from tests.protocol.fleet.calls import AskServers, MoveRows, Request, Response
 from tests.protocol.fleet.kept import Start
 from tests.protocol.fleet.strands import Signal, Strand

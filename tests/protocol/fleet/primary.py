@@ -10,7 +10,7 @@ from psfleet.core.engine.shard.shard_state import ShardState
 from psfleet_server.durability.log_shipping import LogShipping, ShippedRecord, joined
 from psfleet_server.durability.records import RecordKind, encode
 from psfleet_server.durability.recovery import copied
-from psfleet_server.services.row_services import _copy
+from psfleet_server.services.standby_service import _copy
 from tests.protocol.fleet.calls import Part, Took
 from tests.protocol.scheduler import Instruction, Send
 

@@ -9,7 +9,7 @@ import numpy as np
 
 import psfleet
 from psfleet import fleet, layers, optimizer
-from psfleet.data.arrow_rows import Rows
+from psfleet.data.arrow_conversion import Rows
 from psfleet.data.parquet import ParquetFiles
 from psfleet.features import Feature, FeatureSet, Number, Table, feed
 

@@ -1,1 +1,1 @@
-"""Metrics of a job, and the panels (figures with meaning and advice) that are made of them."""
+"""Metrics, traces and logged values as a process exposes them; `panels/` beside it says what a page shows."""

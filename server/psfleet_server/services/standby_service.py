@@ -1,11 +1,9 @@
-"""gRPC services that send a server's rows to its standby, to followers and to other servers.
+"""gRPC service Replica, which sends a server's state to its standby: the primary's side of replication.
 
-- Replica: one stream per standby. First a copy of the tables, then records as they are made (`LogShipping`).
-- Followers: pages and changes of tables, for processes that keep a copy of the weights.
-- Scaling: calls of server 0 and of other servers while the number of servers changes (`RowMoves`).
-
-The copy for a standby is a frozen image, so pushes continue while it is sent. Methods run in threads of the
-RPC server; each attached standby holds one such thread.
+One stream for each standby: first a copy of the tables, in pages of `PAGE` rows
+(psfleet/core/engine/tables/row_snapshot.py), then records as they are made (`LogShipping`). The copy is a
+frozen image, so pushes continue while it is sent. A method runs in a thread of the RPC server, and each
+attached standby holds one such thread.
 """
 
 import contextlib
@@ -21,8 +19,6 @@ from psfleet.core.engine.shard.events import CreateTable, FrozenShard, Record, R
 from psfleet.core.engine.tables.row_snapshot import FrozenTable
 from psfleet.core.net.body import parse, write_record
 from psfleet.core.net.connections import channel
-from psfleet.core.net.message_codec import decode, encode
-from psfleet.core.net.v1.follower_pb2 import ChangesRequest, RowsRequest
 from psfleet.core.net.v1.replica_pb2 import FollowReply, FollowRequest
 from psfleet_server.coordinator.coordinator_messages import Decision
 from psfleet_server.durability import records
@@ -30,85 +26,8 @@ from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.log_shipping import LogShipping, ShippedRecord, joined
 from psfleet_server.durability.recovery import copied
 from psfleet_server.engine.row_moves import RowMoves
-from psfleet_server.engine.server_messages import (
-    AbandonMoveRequest,
-    AdoptRowsRequest,
-    FillRowsRequest,
-    OpenMoveReply,
-    OpenMoveRequest,
-    PrepareMoveRequest,
-    SendRowsReply,
-    SendRowsRequest,
-)
 from psfleet_server.engine.shard_host import ShardHost
-from psfleet_server.rpc.replies import DeferredReply, as_psfleet_error, encoded, immediate, parsed
-
-
-class FollowerService:
-    """Methods of the service Followers, for processes that keep a copy of the weights."""
-
-    def __init__(self, host: ShardHost) -> None:
-        self._host = host
-
-    def read_changes(self, request: bytes, reply: DeferredReply) -> None:
-        self._host.follow(parsed(ChangesRequest, request), reply)
-
-    def read_rows(self, request: bytes) -> bytes:
-        rows = self._host.followers.rows(parsed(RowsRequest, request))
-        self._host.settle_read()
-        return rows
-
-
-def scaling_handler(host: ShardHost, moves: RowMoves) -> "grpc.GenericRpcHandler[object, object]":
-    """Return the handler of the service Scaling, which changes the number of servers."""
-    service = _ScalingService(host, moves)
-    return grpc.method_handlers_generic_handler(
-        "psfleet.v1.Scaling",
-        {
-            "Open": immediate(service.open),
-            "Send": immediate(service.send),
-            "Fill": immediate(service.fill),
-            "Prepare": immediate(service.prepare),
-            "Adopt": immediate(service.adopt),
-            "Abandon": immediate(service.abandon),
-        },
-    )
-
-
-class _ScalingService:
-    def __init__(self, host: ShardHost, moves: RowMoves) -> None:
-        self._host = host
-        self._moves = moves
-
-    def open(self, request: bytes) -> bytes:
-        message: OpenMoveRequest = decode(OpenMoveRequest, request)
-        self._moves.open(message.number, message.servers, message.ahead)
-        return encode(OpenMoveReply(self._host.boot, self._moves.alone))
-
-    def send(self, request: bytes) -> bytes:
-        message: SendRowsRequest = decode(SendRowsRequest, request)
-        rows = self._moves.send(message.number, message.servers, message.ahead, message.hurry)
-        return encode(SendRowsReply(rows))
-
-    def fill(self, request: bytes) -> bytes:
-        message: FillRowsRequest = decode(FillRowsRequest, request)
-        self._moves.fill(message.number, message.records)
-        return b""
-
-    def prepare(self, request: bytes) -> bytes:
-        message: PrepareMoveRequest = decode(PrepareMoveRequest, request)
-        self._moves.prepare(message.number, message.state)
-        return b""
-
-    def adopt(self, request: bytes) -> bytes:
-        message: AdoptRowsRequest = decode(AdoptRowsRequest, request)
-        self._moves.adopt(message.number)
-        return b""
-
-    def abandon(self, request: bytes) -> bytes:
-        message: AbandonMoveRequest = decode(AbandonMoveRequest, request)
-        self._moves.abandon(message.number)
-        return b""
+from psfleet_server.rpc.replies import as_psfleet_error, encoded
 
 
 def feeds_standby(host: ShardHost) -> None:

@@ -4,7 +4,7 @@ Each Panel has a query, its meaning and advice; panels.py explains the classes. 
 after a change, because the Grafana dashboard, the alert rules and docs/watch.md are generated from PANELS.
 """
 
-from psfleet.core.base.observability.panels import (
+from psfleet.core.base.panels.panel import (
     Age,
     Alert,
     Level,
@@ -15,7 +15,7 @@ from psfleet.core.base.observability.panels import (
     Skew,
     section,
 )
-from psfleet.core.base.observability.training_panels import TRAINING
+from psfleet.core.base.panels.training_panels import TRAINING
 
 _TABLE, _EACH = ("table",), ("role", "rank")
 

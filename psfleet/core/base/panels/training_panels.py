@@ -3,16 +3,7 @@
 Each Panel has a query, its meaning and advice; panels.py explains the classes.
 """
 
-from psfleet.core.base.observability.panels import (
-    Alert,
-    Level,
-    Mean,
-    Panel,
-    Quantile,
-    Rate,
-    Ratio,
-    section,
-)
+from psfleet.core.base.panels.panel import Alert, Level, Mean, Panel, Quantile, Rate, Ratio, section
 
 _TABLE, _EACH = ("table",), ("role", "rank")
 _FIRST = {"role": "server", "rank": "0"}  # server 0, which takes a part of every push

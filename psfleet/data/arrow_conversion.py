@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from psfleet.core.base.arrow import pa, pc
 from psfleet.core.base.errors import UsageError
 from psfleet.data.data_files import partition_of
-from psfleet.data.feature_sets.feature_batches import kind_of
 from psfleet.data.feature_sets.feature_set import Feature, FeatureSet, Input, Number
+from psfleet.data.feature_sets.feature_values import kind_of
 from psfleet.data.feature_sets.jagged import Jagged
 from psfleet.data.feature_sets.value_types import Kind, typed
 from psfleet.data.sample_batch import chosen_columns, joined_columns
