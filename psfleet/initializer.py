@@ -1,4 +1,4 @@
-"""Initial values of parameters, under the reference's names.
+"""Initial values of parameters, under Paddle's names.
 
 Each is a small value whose `resolve(shape)` gives the `psfleet.core.engine.schema.table.InitializerSpec`
 that tables

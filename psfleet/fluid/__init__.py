@@ -1,4 +1,4 @@
-"""Compatibility names of the reference: its scripts run with only their imports changed.
+"""Compatibility names of Paddle: its scripts run with only their imports changed.
 
     import psfleet.fluid as fluid      # was: import paddle.fluid as fluid
     import psfleet.fluid as paddle     # was: import paddle (nn, optimizer, static, to_tensor, ...)

@@ -1,4 +1,4 @@
-"""Eager mode under the reference's older name (`fluid.dygraph`), with its layers and schedules.
+"""Eager mode under Paddle's older name (`fluid.dygraph`), with its layers and schedules.
 
     with fluid.dygraph.guard():
         model = fluid.dygraph.Linear(4, 1)
@@ -101,7 +101,7 @@ class Embedding(nn.Embedding):
         is_distributed: True implies is_sparse.
         padding_idx: Id that gives zeros. Its row is never updated.
         param_attr: Attributes of the table.
-        dtype: Accepted for scripts of the reference, without effect.
+        dtype: Accepted for Paddle scripts, without effect.
     """
 
     def __init__(

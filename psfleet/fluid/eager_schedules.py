@@ -1,4 +1,4 @@
-"""Schedules of eager mode under the reference's older names (`fluid.dygraph.NoamDecay`, ...).
+"""Schedules of eager mode under Paddle's older names (`fluid.dygraph.NoamDecay`, ...).
 
 Schedules that count updates are advanced by the optimizer, and by each call: `decay()` returns the current
 rate and goes on to the next. Schedules that count epochs are advanced by `epoch()`. The classes only rename
@@ -117,7 +117,7 @@ def _with_arguments(order: str, *ignored: Parameter) -> Callable[[type[S]], type
     Args:
         order: Names of the arguments in the older order, separated by spaces. `gamma:decay_rate` gives
             `gamma` the name `decay_rate`.
-        ignored: Further arguments at the end, which scripts of the reference pass and which have no effect.
+        ignored: Further arguments at the end, which Paddle scripts pass and which have no effect.
     """
     names = {
         older or new_name: new_name

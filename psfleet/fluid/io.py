@@ -1,4 +1,4 @@
-"""Saving and loading of models, with the reference's argument order. `executor` has no effect."""
+"""Saving and loading of models, with Paddle's argument order. `executor` has no effect."""
 
 from collections.abc import Sequence
 from typing import Any

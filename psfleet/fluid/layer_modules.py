@@ -168,7 +168,7 @@ class Layer:
 
     Args:
         name_scope: Prefix for the names of parameters, or None for the name of the class.
-        dtype: Accepted for scripts of the reference, without effect.
+        dtype: Accepted for Paddle scripts, without effect.
 
     Attributes:
         training: True if layers such as Dropout act as in training.
@@ -205,7 +205,7 @@ class Layer:
         Args:
             shape: Shape, without unknown extents.
             attr: Settings as a ParamAttr, a name or an initializer.
-            dtype: Accepted for scripts of the reference, without effect.
+            dtype: Accepted for Paddle scripts, without effect.
             is_bias: True if the parameter starts as zeros by default. Otherwise it starts by Xavier.
             default_initializer: Initializer if `attr` has none, instead of these defaults.
             sparse: True if gradients are SparseGrad.

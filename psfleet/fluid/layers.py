@@ -1,7 +1,7 @@
-"""Layers under the reference's older names (`fluid.layers`): all layers of psfleet, a few with older
+"""Layers under Paddle's older names (`fluid.layers`): all layers of psfleet, a few with older
 arguments.
 
-`data`, `create_global_var`, `embedding` and `sequence_pool` are defined here, with the reference's
+`data`, `create_global_var`, `embedding` and `sequence_pool` are defined here, with Paddle's
 arguments and shapes. All other layers, and the schedules that are functions, are imported.
 """
 
@@ -77,7 +77,7 @@ def data(
         append_batch_size: False if `shape` has the batch axis.
         dtype: float32, or int64 for ids and labels.
         lod_level: Must be 0.
-        type: Accepted for scripts of the reference, without effect.
+        type: Accepted for Paddle scripts, without effect.
         stop_gradient: False if gradients by this variable are needed.
     """
     is_open = any(extent is None or extent < 0 for extent in shape)
@@ -98,7 +98,7 @@ def create_global_var(
 
     Args:
         shape, value, dtype: Shape, value and dtype of the variable.
-        persistable, force_cpu, name: Accepted for scripts of the reference, without effect.
+        persistable, force_cpu, name: Accepted for Paddle scripts, without effect.
     """
     return layers.fill_constant(shape, dtype, value)
 
@@ -139,7 +139,7 @@ def sequence_pool(
 
     Args:
         input, pool_type, pad_value: As in psfleet.layers.sequence_pool.
-        is_test: Accepted for scripts of the reference, without effect.
-        lengths, mask: End of each sequence. The reference's LoDTensor carries it; here it must be passed.
+        is_test: Accepted for Paddle scripts, without effect.
+        lengths, mask: End of each sequence. Paddle's LoDTensor carries it; here it must be passed.
     """
     return layers.sequence_pool(input, pool_type, lengths, mask, pad_value)

@@ -1,4 +1,4 @@
-"""Step counters as variables of a program, from which the reference's scripts compute learning rates."""
+"""Step counters as variables of a program, from which Paddle scripts compute learning rates."""
 
 from psfleet.core.base.validation.annotations import checked
 from psfleet.core.graph.program.ops.manipulate import StepCounter

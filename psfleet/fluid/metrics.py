@@ -1,4 +1,4 @@
-"""Metrics under the reference's names: here `Recall` is the recall of two classes.
+"""Metrics under Paddle's names: here `Recall` is the recall of two classes.
 
 psfleet.metrics.Recall, which looks at the highest predictions of each user, has no name here.
 """

@@ -1,4 +1,4 @@
-"""Eager layers under the reference's newer names (`paddle.nn`): Linear, Embedding, BatchNorm, Dropout and
+"""Eager layers under Paddle's newer names (`paddle.nn`): Linear, Embedding, BatchNorm, Dropout and
 others.
 
 Each owns its parameters (`layer_modules.Layer`) and applies the operation that the layer function of the
@@ -129,8 +129,8 @@ class BatchNorm(layer_modules.Layer):
         data_layout: NCHW or NHWC.
         momentum, epsilon, is_test, use_global_stats, moving_mean_name, moving_variance_name: As in
             layers.batch_norm.
-        dtype, in_place, do_model_average_for_mean_and_var, trainable_statistics: Accepted for scripts of the
-            reference, without effect.
+        dtype, in_place, do_model_average_for_mean_and_var, trainable_statistics: Accepted for Paddle
+        scripts, without effect.
     """
 
     def __init__(

@@ -134,7 +134,7 @@ class DataFeeder:
 
     Args:
         feed_list: Data variables or their names, in the order of a sample's fields.
-        place: Accepted for scripts of the reference, without effect.
+        place: Accepted for Paddle scripts, without effect.
         program: Program in which to look up names, or None for the default main program.
     """
 

@@ -1,4 +1,4 @@
-"""Building blocks of programs, under the reference's names and argument names.
+"""Building blocks of programs, under Paddle's names and argument names.
 
     x = layers.data("x", [None, 4])
     hidden = layers.fc(x, 64, act="relu")

@@ -1,6 +1,6 @@
 """Elementwise arithmetic with broadcasting, and similarity measures.
 
-The functions `elementwise_*` take the reference's argument `axis`: it says where the axes of y stand in the
+The functions `elementwise_*` take Paddle's argument `axis`: it says where the axes of y stand in the
 shape of x.
 """
 

@@ -136,7 +136,7 @@ def auc(
 
     Returns:
         The AUC over all runs of the program so far, the AUC of the batch, and an empty list in the place of
-        the reference's state variables.
+        Paddle's state variables.
     """
     if curve != "ROC":
         raise ConfigError(f"curve is {curve!r}; only 'ROC' is available")

@@ -1,6 +1,6 @@
 """Layers that change the shape or dtype of a value, take parts of it, or put values together.
 
-They have no parameters. Arguments and results follow the reference; where NumPy has the function too, it
+They have no parameters. Arguments and results follow Paddle; where NumPy has the function too, it
 does the same.
 """
 

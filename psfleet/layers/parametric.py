@@ -225,7 +225,7 @@ def batch_norm(
         param_attr: Attributes of the scale, or False for no scale. 1 by default.
         bias_attr: Attributes of the shift, or False for no shift. 0 by default.
         data_layout: Position of the channels: NCHW or NHWC.
-        in_place, do_model_average_for_mean_and_var: Accepted for the reference's sake. Averages of weights
+        in_place, do_model_average_for_mean_and_var: Accepted for Paddle scripts. Averages of weights
             never include the moving statistics.
         moving_mean_name, moving_variance_name: Names of the moving statistics.
         use_global_stats: True to normalize by the moving statistics in training too, without updating them.

@@ -158,7 +158,7 @@ class Precision(_BinaryMetric):
 class BinaryRecall(_BinaryMetric):
     """The share of the samples labelled 1 that are predicted as 1, with a score above 0.5.
 
-    A score of 0.5 itself is predicted as 0 here and as 1 in Precision, as in the reference.
+    A score of 0.5 itself is predicted as 0 here and as 1 in Precision, as in Paddle.
     """
 
     default_name = "recall"

@@ -37,7 +37,7 @@ Floats = NDArray[np.float32]
 
 _SPILL = 16384
 """Updates after which ModelAverage moves its first sum into the second. A float32 sum of more terms would
-lose the low bits of each further one; the reference uses the same number."""
+lose the low bits of each further one; Paddle uses the same number."""
 _COUNTS = ("num_updates", "num_accumulates", "old_num_accumulates")
 
 
@@ -151,7 +151,7 @@ class WeightAverage:
         """Show the averages in place of the weights inside the block.
 
         Args:
-            executor: Accepted for the reference's sake.
+            executor: Accepted for Paddle scripts.
             need_restore: False leaves the averages in place after the block, until `restore()`.
         """
         averages = self._averages()
@@ -250,7 +250,7 @@ class ModelAverage(WeightAverage):
 
     Args:
         parameters: Parameters as in ExponentialMovingAverage.
-        regularization: Accepted for the reference's sake: nothing is trained here.
+        regularization: Accepted for Paddle scripts: nothing is trained here.
     """
 
     @checked

@@ -33,7 +33,7 @@ from psfleet.regularizer import WeightDecay
 Floats = NDArray[np.float32]
 _ELEMENT_BYTES, _VALUE_BYTES = 8, 4
 _COMPRESSED = 16384
-"""Size in values from which a parameter is always compressed. The reference compresses no smaller
+"""Size in values from which a parameter is always compressed. Paddle compresses no smaller
 parameter."""
 
 
@@ -53,12 +53,12 @@ class DGCMomentum(Optimizer):
 
     The smallest parameters are sent whole, but keep their momentum on the worker too. A parameter is small
     if it has fewer than 16,384 values and all small ones together take no more bytes than the compressed
-    elements of the others. (The reference only has the limit of 16,384, which would leave a small model
+    elements of the others. (Paddle only has the limit of 16,384, which would leave a small model
     uncompressed.)
 
-    The worker adds weight decay to its gradient after clipping and before momentum correction, as the
-    reference's operator does. The servers take the mean over the workers, so a step decays the weights once
-    for any number of workers.
+    The worker adds weight decay to its gradient after clipping and before momentum correction, as Paddle's
+    operator does. The servers take the mean over the workers, so a step decays the weights once for any
+    number of workers.
 
     Args:
         rampup_begin_step: Number of updates before compression begins. The worker counts its own; the

@@ -189,7 +189,7 @@ class DistributedOptimizer:
 
         Args:
             losses: One loss variable, or a list with one.
-            scopes: Accepted for the reference's sake; psfleet has one scope.
+            scopes: Accepted for Paddle scripts; psfleet has one scope.
             startup_programs: One program or a list with one.
             parameter_list: Parameters to update. None means all trainable ones.
             no_grad_set: Variables that get no gradient.

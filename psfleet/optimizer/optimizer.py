@@ -59,7 +59,7 @@ class Optimizer(StatefulOptimizer):
             a list of groups, such as `[{"params": [w], "learning_rate": 0.1}]`: dicts with `params` and
             settings for them. A group may set `weight_decay`, `grad_clip`, the rule's hyperparameters, and
             `learning_rate`, which is a factor on the optimizer's. Each group's gradients are clipped
-            separately, as in the reference.
+            separately, as in Paddle.
         weight_decay: A number (L2), L1Decay or L2Decay. A parameter's own regularizer wins over it.
         grad_clip: Clip that each worker applies to its gradients before it sends them.
         name: Name in error messages. The class's name by default.
@@ -224,7 +224,7 @@ class Optimizer(StatefulOptimizer):
 
         Args:
             loss: A variable with one element.
-            startup_program: Accepted for the reference's sake. Parameters initialize themselves.
+            startup_program: Accepted for Paddle scripts. Parameters initialize themselves.
             parameters: Parameters or names to update. None means all trainable ones.
             no_grad_set: Parameters, variables or names that get no gradient.
             grad_clip: Clip that replaces the optimizer's from now on.

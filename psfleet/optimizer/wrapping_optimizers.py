@@ -89,7 +89,7 @@ class RecomputeOptimizer(WrappingOptimizer):
 
     @checked
     def load(self, stat_dict: dict[str, Any]) -> None:
-        """Refuse, as the reference does.
+        """Refuse, as Paddle does.
 
         Raises:
             UsageError: Always.
@@ -135,7 +135,7 @@ def recomputing(optimizer: Optimizer, settings: RecomputeSettings) -> RecomputeO
 class LookAhead(Optimizer):
     """Lookahead (Zhang et al., 2019): every k updates slow += alpha * (fast - slow), then fast = slow.
 
-    The slow weights start as a copy of the fast ones after the first update, as in the reference. Worker 0
+    The slow weights start as a copy of the fast ones after the first update, as in Paddle. Worker 0
     keeps them. On a cluster all workers wait for each other at every k-th update.
 
     Args:

@@ -1,4 +1,4 @@
-"""Layers of programs with the reference's newer argument names (`paddle.static.nn`)."""
+"""Layers of programs with Paddle's newer argument names (`paddle.static.nn`)."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -293,7 +293,7 @@ class ReduceOnPlateau(LRScheduler):
             self._reduce()
 
     def _better(self, metric: float, best: float) -> bool:
-        # As in the reference, the relative margin is a factor on the best value. If that is negative, so is
+        # As in Paddle, the relative margin is a factor on the best value. If that is negative, so is
         # the margin, and a slightly worse metric counts as better.
         margin = best * self.threshold if self.threshold_mode == "rel" else self.threshold
         return metric < best - margin if self.mode == "min" else metric > best + margin

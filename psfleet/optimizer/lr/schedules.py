@@ -1,7 +1,7 @@
 """Learning-rate schedules that count epochs: decay, steps, warm-up, cosine annealing and cycles.
 
-Each computes the rate of epoch `last_epoch` in `get_lr`. Names, arguments and results are those of the
-reference. The functions at the top are shared with the schedules that count updates (`update_counted.py`).
+Each computes the rate of epoch `last_epoch` in `get_lr`. Names, arguments and results are those of Paddle.
+The functions at the top are shared with the schedules that count updates (`update_counted.py`).
 """
 
 import itertools
@@ -234,7 +234,7 @@ class CosineAnnealingDecay(LRScheduler):
     verbose: bool = False
 
     def get_lr(self) -> float:
-        """Compute the rate from the one before it, as the reference does."""
+        """Compute the rate from the one before it, as Paddle does."""
         # (1 + cos(pi * t / T)) / (1 + cos(pi * (t - 1) / T)) is the ratio of neighbouring rates, both less
         # eta_min. After the bottom of the cosine the divisor is 0, and the first rise is added instead.
         if self.last_epoch == 0:

@@ -1,7 +1,7 @@
 """Learning-rate schedules that count updates: noam_decay, exponential_decay and other functions.
 
 The optimizer advances such a schedule after each update, so a script calls no `step()`. A program can also
-use it as a variable, to fetch the rate or to compute with it. These are the reference's older names; most
+use it as a variable, to fetch the rate or to compute with it. These are Paddle's older names; most
 functions use the formula of a class in `schedules.py`, counted in updates.
 """
 
@@ -203,7 +203,7 @@ def linear_lr_warmup(
 ) -> PerUpdateSchedule:
     """Rise from start_lr to end_lr in warmup_steps updates, then `learning_rate`, a number or a schedule.
 
-    A schedule counts from the first update and not from the end of the warm-up, as in the reference.
+    A schedule counts from the first update and not from the end of the warm-up, as in Paddle.
     """
 
     def rate(n: int) -> float:
