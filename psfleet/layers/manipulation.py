@@ -1,7 +1,6 @@
-"""Layers that change the shape or dtype of a value, take parts of it, or put values together.
+"""Layers without parameters that reshape, split, concatenate, select and convert variables.
 
-They have no parameters. Arguments and results follow Paddle; where NumPy has the function too, it
-does the same.
+Arguments and results are those of Paddle. Functions that NumPy has under the same name give the same results.
 """
 
 import builtins
@@ -46,8 +45,14 @@ def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) ->
 def split(
     input: Variable, num_or_sections: int | Sequence[int], dim: int = -1, name: str | None = None
 ) -> list[Variable]:
-    """Split along an axis into a number of equal parts, or into parts of the given widths, of which one may
-    be -1."""
+    """Split a variable along an axis.
+
+    Args:
+        input: Variable to split.
+        num_or_sections: Number of equal parts, or list of the parts' extents, of which one may be -1.
+        dim: Axis.
+        name: Name of the operation.
+    """
     axis = axis_of(dim, input.shape, f"split of {input.name!r}")
     extent = input.shape[axis]
     if extent is None:
@@ -76,7 +81,7 @@ def _widths(extent: int, parts: int | Sequence[int]) -> list[int]:
 
 @checked
 def stack(x: Sequence[Variable], axis: int = 0) -> Variable:
-    """Stack variables of one shape along a new axis."""
+    """Stack variables of the same shape along a new axis."""
     return apply(manipulate.Stack(axis), *([x] if isinstance(x, Variable) else x))
 
 
@@ -89,7 +94,8 @@ def reshape(
     inplace: bool = False,
     name: str | None = None,
 ) -> Variable:
-    """Change the shape. -1 stands for the extent that fits, 0 for x's extent at this axis."""
+    """Change the shape. In `shape`, -1 is computed from the other extents, and 0 keeps x's extent at this
+    axis."""
     if isinstance(actual_shape, Variable):
         raise ShapeError("reshape: actual_shape is a variable; only known shapes are available")
     target = tuple(-1 if extent is None else int(extent) for extent in shape)
@@ -99,7 +105,7 @@ def reshape(
 
 @checked
 def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
-    """Flatten to a matrix: the axes before `axis` become its rows, the axes from there its columns."""
+    """Flatten to a matrix. The axes before `axis` become its rows, the axes from `axis` on its columns."""
     width = 1
     for extent in x.shape[axis:]:
         width = -1 if extent is None or width == -1 else width * extent
@@ -111,7 +117,7 @@ def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
 
 @checked
 def squeeze(input: Variable, axes: Sequence[int] = (), name: str | None = None) -> Variable:
-    """Remove axes of extent 1: the named ones, or all of them if none is named."""
+    """Remove the given axes, which must have extent 1. Without `axes`, remove all axes of extent 1."""
     places = {axis_of(axis, input.shape, f"squeeze of {input.name!r}") for axis in axes} or {
         i for i, extent in enumerate(input.shape) if extent == 1
     }
@@ -149,13 +155,13 @@ def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Vari
 def slice(
     input: Variable, axes: Sequence[int], starts: Sequence[int], ends: Sequence[int]
 ) -> Variable:
-    """input[starts[i]:ends[i]] along axes[i]; negative bounds count from the end."""
+    """Return input[starts[i]:ends[i]] along each axis axes[i]. Negative bounds count from the end."""
     return apply(manipulate.Slice(tuple(axes), tuple(starts), tuple(ends)), input)
 
 
 @checked
 def gather(input: Variable, index: Variable, overwrite: bool = True) -> Variable:
-    """Rows of `input` at the int64 indices [m] or [m, 1]."""
+    """Return the rows of `input` at the int64 indices `index` [m] or [m, 1]."""
     return apply(manipulate.Gather(), input, index)
 
 
@@ -167,11 +173,12 @@ def cast(x: Variable, dtype: DTypeLike) -> Variable:
 
 @checked
 def one_hot(input: Variable, depth: PositiveInt, allow_out_of_range: bool = False) -> Variable:
-    """Encode whole numbers [..., 1] or [...] as float32 [..., depth]: 1 at the number's position, else 0."""
+    """Return float32 [..., depth] with 1 at the position of each number of `input` [..., 1] or [...], else
+    0."""
     return apply(manipulate.OneHot(int(depth), allow_out_of_range), input)
 
 
 @checked
 def expand(x: Variable, expand_times: Sequence[PositiveInt], name: str | None = None) -> Variable:
-    """Repeat the values along each axis as often as `expand_times` says."""
+    """Repeat x expand_times[i] times along axis i, as numpy.tile does."""
     return apply(manipulate.Expand(tuple(expand_times)), x, name=name)

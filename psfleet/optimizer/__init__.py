@@ -1,4 +1,8 @@
-"""Names for scripts: optimizers, clips, regularizers and `lr`, the learning-rate schedules."""
+"""Optimizers, gradient clips, weight decay and `lr`, the learning-rate schedules, for use in scripts.
+
+optimizer = psfleet.optimizer.Adam(0.001, grad_clip=psfleet.clip.ClipGradByGlobalNorm(1.0))
+optimizer.minimize(loss)
+"""
 
 from psfleet.optimizer import lr, rule_optimizers
 from psfleet.optimizer.averages import ExponentialMovingAverage, ModelAverage

@@ -225,7 +225,7 @@ class LocalFleet:
         """Kill the process of one server, as a crash would. Not available with `in_process`."""
         process = self.processes[server]
         process.send_signal(signal.SIGKILL)
-        process.wait()  # the killed process, not the one by which `reviving` may have replaced it by now
+        process.wait()  # the killed process; `reviving` may have started another one meanwhile
 
     def scale(self, servers: int) -> None:
         """Change the number of servers, and start those that are missing.

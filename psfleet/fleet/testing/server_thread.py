@@ -68,9 +68,8 @@ class ServerThread(threading.Thread):
         """Request the server to end, and return at once."""
         self._server.stop()
 
-    kill = (
-        terminate  # a thread cannot be killed; LocalFleet kills at its end whatever has not ended
-    )
+    # LocalFleet calls `kill` on servers that have not ended in time. A thread cannot be killed.
+    kill = terminate
 
     def send_signal(self, number: int) -> None:
         """Raise UsageError, because a thread takes no signals."""
