@@ -215,8 +215,8 @@ def starting(
         spec = resolve(initializer, shape)
     except PsfleetError as error:
         raise type(error)(f"{owner}: {error}") from None
-    own = initializer.own_seed if isinstance(initializer, Initializer) else 0
-    return spec, own or seed
+    initializer_seed = initializer.own_seed if isinstance(initializer, Initializer) else 0
+    return spec, initializer_seed or seed
 
 
 def _fans(shape: Sequence[int | None]) -> tuple[int, int]:

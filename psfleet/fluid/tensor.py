@@ -113,9 +113,11 @@ def zeros(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
     return to_variable(np.zeros(tuple(shape), dtype_of(dtype)), dtype=dtype)
 
 
-def _check_order(what: str, low: float, high: float) -> None:
+def _check_order(function: str, low: float, high: float) -> None:
     if low > high:
-        raise ConfigError(f"{what}: the numbers would be from {low} to {high}; name a higher end")
+        raise ConfigError(
+            f"{function}: the numbers would be from {low} to {high}; name a higher end"
+        )
 
 
 def enable_static() -> None:

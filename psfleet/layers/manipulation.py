@@ -75,8 +75,8 @@ def split(
 def _widths(extent: int, parts: int | Sequence[int]) -> list[int]:
     if isinstance(parts, int):
         return [extent // parts] * parts if parts > 0 else []
-    others = builtins.sum(width for width in parts if width >= 0)
-    return [extent - others if width == -1 else width for width in parts]
+    known_width = builtins.sum(width for width in parts if width >= 0)
+    return [extent - known_width if width == -1 else width for width in parts]
 
 
 @checked
@@ -118,14 +118,14 @@ def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
 @checked
 def squeeze(input: Variable, axes: Sequence[int] = (), name: str | None = None) -> Variable:
     """Remove the given axes, which must have extent 1. Without `axes`, remove all axes of extent 1."""
-    places = {axis_of(axis, input.shape, f"squeeze of {input.name!r}") for axis in axes} or {
+    removed_axes = {axis_of(axis, input.shape, f"squeeze of {input.name!r}") for axis in axes} or {
         i for i, extent in enumerate(input.shape) if extent == 1
     }
-    if any(input.shape[axis] != 1 for axis in places):
+    if any(input.shape[axis] != 1 for axis in removed_axes):
         raise ShapeError(
-            f"squeeze of {input.name!r} {input.shape}: axes {sorted(places)} are not all 1"
+            f"squeeze of {input.name!r} {input.shape}: axes {sorted(removed_axes)} are not all 1"
         )
-    return _to(input, [n for i, n in enumerate(input.shape) if i not in places], name)
+    return _to(input, [n for i, n in enumerate(input.shape) if i not in removed_axes], name)
 
 
 @checked
@@ -133,9 +133,9 @@ def unsqueeze(input: Variable, axes: int | Sequence[int], name: str | None = Non
     """Insert axes of extent 1. `axes` are their positions in the result."""
     positions = [axes] if isinstance(axes, int) else list(axes)
     rank = input.ndim + len(positions)
-    places = {axis_of(axis, [None] * rank, f"unsqueeze of {input.name!r}") for axis in positions}
-    rest = iter(input.shape)
-    return _to(input, [1 if i in places else next(rest) for i in range(rank)], name)
+    new_axes = {axis_of(axis, [None] * rank, f"unsqueeze of {input.name!r}") for axis in positions}
+    extents = iter(input.shape)
+    return _to(input, [1 if i in new_axes else next(extents) for i in range(rank)], name)
 
 
 def _to(x: Variable, shape: Sequence[int | None], name: str | None) -> Variable:

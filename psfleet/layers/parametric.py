@@ -90,14 +90,14 @@ def fc(
         for i, (x, attr) in enumerate(zip(inputs, attributes, strict=True))
     ]
     bias = _vector(size, f"{label}.b_0", bias_attr, 0.0)
-    rest = [] if bias is None else [bias]
+    biases = [] if bias is None else [bias]
     if len(inputs) == 1:
         op = Affine(axis_of(num_flatten_dims, (*inputs[0].shape, None), "fc"), act == "relu")
-        out = apply(op, inputs[0], weights[0], *rest, name=label)
+        out = apply(op, inputs[0], weights[0], *biases, name=label)
         return out if act == "relu" else activate(out, act, label)
     parts = [apply(Affine(num_flatten_dims), x, w) for x, w in zip(inputs, weights, strict=True)]
     total = summed(parts)
-    out = apply(Add(), total, *rest, name=label) if rest else total
+    out = apply(Add(), total, *biases, name=label) if biases else total
     return activate(out, act, label)
 
 
@@ -203,7 +203,7 @@ def layer_norm(
         )
     factor = _vector(width, f"{label}.w_0", param_attr if scale else False, 1.0)
     offset = _vector(width, f"{label}.b_0", bias_attr if shift else False, 0.0)
-    weights = [each for each in (factor, offset) if each is not None]
+    weights = [weight for weight in (factor, offset) if weight is not None]
     op = LayerNorm(begin_norm_axis, epsilon, factor is not None, offset is not None)
     return activate(apply(op, input, *weights, name=label), act, label)
 
@@ -268,15 +268,15 @@ def batch_norm(
             "known number of channels"
         )
     moving = [
-        leaf(moving_average((channels,), own or f"{label}.{suffix}", start, momentum))
-        for own, suffix, start in (
+        leaf(moving_average((channels,), given_name or f"{label}.{suffix}", start, momentum))
+        for given_name, suffix, start in (
             (moving_mean_name, "w_1", 0.0),
             (moving_variance_name, "w_2", 1.0),
         )
     ]
     factor = _vector(channels, f"{label}.w_0", param_attr, 1.0)
     offset = _vector(channels, f"{label}.b_0", bias_attr, 0.0)
-    weights = [each for each in (factor, offset) if each is not None]
+    weights = [weight for weight in (factor, offset) if weight is not None]
     op = BatchNorm(
         axis,
         momentum,

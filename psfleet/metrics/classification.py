@@ -203,13 +203,13 @@ class _ProbabilityMetric(_MeanMetric):
         _check_chances(self.name, batch)
 
 
-def _check_chances(what: str, batch: Batch) -> None:
+def _check_chances(name: str, batch: Batch) -> None:
     """Raise ShapeError if a prediction or label is outside [0, 1]."""
-    batch.check_probabilities(what)
+    batch.check_probabilities(name)
     labels = batch.labels
     if len(labels) and not 0 <= labels.min() <= labels.max() <= 1:
         raise ShapeError(
-            f"{what} needs labels in [0, 1]; they are {labels.min()} to {labels.max()}"
+            f"{name} needs labels in [0, 1]; they are {labels.min()} to {labels.max()}"
         )
 
 

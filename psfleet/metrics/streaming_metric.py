@@ -143,9 +143,9 @@ def whole_numbers(numbers: Numbers | None, n: int, what: str) -> Ids | None:
     return _as_many(values.astype(np.int64), n, what)
 
 
-def _as_many(values: NDArray[Any], n: int, what: str) -> NDArray[Any]:
+def _as_many(values: NDArray[Any], n: int, argument: str) -> NDArray[Any]:
     if len(values) != n:
-        raise ShapeError(f"there are {len(values)} {what} for {n} scores; give one for each")
+        raise ShapeError(f"there are {len(values)} {argument} for {n} scores; give one for each")
     return values
 
 
