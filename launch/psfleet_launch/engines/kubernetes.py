@@ -1,9 +1,10 @@
-"""Engine `kubernetes`: writes the manifests of a job (`--render kubernetes FOLDER`) and does not start it.
+"""Engine `kubernetes`: writes the manifests of a job (`--render kubernetes FOLDER`), and does not start the
+job.
 
-The manifests are the templates in `manifests/`, filled in with what the job asks for: a pod for the
-launcher and pods for agents. The launcher's pod runs `psfleet-launch --engine join` with a job file from a
-ConfigMap, so everything that engine join can do works there. Secrets are in `secrets.json` alone; the pods
-name the Secret that they mount.
+The manifests are made from the templates in `manifests/` and the settings of the job. They describe a pod
+for the launcher and pods for agents. The launcher's pod runs `psfleet-launch --engine join` with a job file
+from a ConfigMap, so everything that works with engine join works there. Only `secrets.json` contains
+secrets; pods mount them by name.
 """
 
 import json

@@ -4,8 +4,9 @@ Each child runs in its own session and cannot outlive the launcher: the kernel k
 launcher's main thread ends (psfleet_launch.job.spawn), and a guard process kills the child's own children.
 A server reports in two ways:
 
-    ready file       appears when the server is ready, with its endpoint liveness pipe    a NUL byte several
-    times a second, lines for people in between, and its end when the server is about to end
+    ready file       exists when the server is ready, and contains its endpoint
+    liveness pipe    has a NUL byte several times a second, and text lines for the user in between;
+                     its end of file means that the server is about to end
 
 An agent on another machine runs its processes with this engine too (psfleet_launch.agent.agent). All
 methods are called in the main thread.
