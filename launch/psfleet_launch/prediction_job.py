@@ -71,7 +71,7 @@ class PredictionJob:
         return features
 
     def predictions(self) -> ParquetPredictions:
-        """Return the predictions in the target folder. Some or all of them may be written already."""
+        """Return the predictions in the target folder. Some or all parts may be written already."""
         for path in (self.model, self.target, self.checkpoint):
             local_path(path)  # no URL
         check_model(self.model, has_weights=bool(self.checkpoint))
@@ -89,7 +89,7 @@ class PredictionJob:
         )
 
     def run(self) -> None:
-        """Write predictions until all parts are written by this process or by others."""
+        """Write the parts of the predictions that no other process has written."""
         predictions = self.predictions()
         tables = FrozenRuntime(self.checkpoint) if self.checkpoint else None
         predictions.write(find_predictor(self.model, self.feature_set, tables))

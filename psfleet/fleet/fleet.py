@@ -488,22 +488,23 @@ class Fleet(FleetCallbacks):
     def table_stat(self) -> dict[str, dict[str, Any]]:
         """Return the size of each table, after this worker's pushes were applied.
 
+        The values of the result are dicts with `count` (rows, or values of a dense table), `unit` ("rows"
+        or "values"), `bytes`, `step` (number of updates) and `servers`. `count` and `bytes` are sums over
+        the servers.
+
         Returns:
-            For each table name, a dict with `count` (rows, or values of a dense table), `unit` ("rows" or
-            "values"), `bytes`, `step` (number of updates) and `servers`. `count` and `bytes` are sums over
-            the servers.
+            Such a dict for each table name.
         """
         return sums.table_stat()
 
     def staleness(self) -> dict[int, int]:
         """Return a histogram of the staleness of all workers' pushes, summed over the servers.
 
-        The staleness of a push is the number of pushes by other workers that a server has applied between the
-        worker's pull and this push.
+        The staleness of a push is the number of pushes by other workers that a server has applied between
+        the worker's pull and this push. From 256 on it is rounded down to a power of two.
 
         Returns:
-            Number of pushes by staleness. From 256 on the staleness is rounded down to a power of two.
-            Empty in sync mode.
+            Number of pushes by staleness. Empty in sync mode.
         """
         return sums.staleness()
 

@@ -85,6 +85,9 @@ def features(features: FeatureSet) -> dict[str, Variable]:
         ...
         exe.run(feed={**psfleet.features.feed(feature_set, batch), "label": labels})
 
+    A variable is float32 [samples, dim]. With pooling "none" it is [n, dim], with one row for each id, or
+    with `last` [samples, last, dim].
+
     The rows of all features are pulled with one call to each server, and their gradients are sent in one
     push. A table that has an optimizer is updated by it. Other tables are updated by the optimizer that
     minimizes the loss.
@@ -92,10 +95,6 @@ def features(features: FeatureSet) -> dict[str, Variable]:
     Args:
         features: The feature set. A Feature is fed as `NAME.ids`, `NAME.lengths` and, if it has weights,
             `NAME.weights`. A Number is fed as `NAME`. `psfleet.features.feed` makes these feeds from a batch.
-
-    Returns:
-        For each feature a float32 variable [samples, dim]. With pooling "none" it is [n, dim], with one row
-        for each id, or with `last` [samples, last, dim].
     """
     inputs = {}
     # A backward pass runs from the last operation to the first. Adding the features in reverse order makes

@@ -163,8 +163,7 @@ def auc(
         topk, slide_steps: Accepted for Paddle scripts, without effect.
 
     Returns:
-        The AUC over all runs of the program so far, the AUC of the batch, and an empty list in place of
-        Paddle's state variables.
+        The AUC over all runs so far, the AUC of the batch, and [] in place of Paddle's state variables.
     """
     if curve != "ROC":
         raise ConfigError(f"curve is {curve!r}; only 'ROC' is available")

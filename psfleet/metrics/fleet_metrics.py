@@ -53,7 +53,7 @@ class MetricReading:
 
 
 class Readings:
-    """Sums of earlier readings, from which sums over a window and sums with decay are computed.
+    """Sums of earlier readings, needed to compute sums over a window and sums with decay.
 
     Takes a fixed amount of memory.
 

@@ -191,13 +191,13 @@ class _TopMetric(_GroupMetric):
         return float(np.mean(weighted[mask] / weights[mask])) if mask.any() else math.nan
 
 
-def _check_numbers(name: str, what: str, numbers: Ids | None, count: int) -> None:
+def _check_numbers(name: str, argument: str, numbers: Ids | None, count: int) -> None:
     """Raise ShapeError if the users or items of a batch are missing or out of range."""
     if numbers is None:
-        raise ShapeError(f"{name} needs the {what} of the samples; pass {what}=")
+        raise ShapeError(f"{name} needs the {argument} of the samples; pass {argument}=")
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
         raise ShapeError(
-            f"{name}: {what} are {numbers.min()} to {numbers.max()}; it was made for {count} {what}, "
+            f"{name}: {argument} are {numbers.min()} to {numbers.max()}; it was made for {count} {argument}, "
             f"0 to {count - 1}"
         )
 

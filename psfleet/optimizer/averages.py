@@ -93,8 +93,7 @@ class WeightAverage:
             trains: True if the program will train, although no update was added to it yet.
 
         Returns:
-            True if `accumulate` will be called. False in eager mode and for programs that do not train; the
-            caller must call it then.
+            True if `accumulate` will be called. If False, the caller must call it.
         """
         program = program_access.training_program(trains)
         if program is None:

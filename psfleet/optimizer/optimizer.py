@@ -245,8 +245,7 @@ class Optimizer(StatefulOptimizer):
             parameter_list: Older name of `parameters`.
 
         Returns:
-            (optimize_ops, params_grads): the operations that were added to the program, and (parameter,
-            gradient) pairs.
+            The operations that were added to the program, and (parameter, gradient) pairs.
         """
         targets = _one(self._name, "parameters", parameters, "parameter_list", parameter_list)
         pairs = self.backward(loss, startup_program, targets, no_grad_set)

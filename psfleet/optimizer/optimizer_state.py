@@ -67,19 +67,19 @@ class StatefulOptimizer(ABC):
         """Return the parameter's table. Create it if it does not exist yet."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state, read from the tables. Empty before the first update.
+        """Return the optimizer's state, read from the tables. It is empty before the first update.
 
-        Returns:
-            Dict with these entries:
+        The dict has these entries:
 
-            - `name.slot` for each parameter and each state array, float32 in the parameter's shape;
-            - `name.step`, the parameter's number of updates;
-            - `name.ids`, int64 [n], for a parameter whose rows may have any id; its slots are [n, dim];
-            - `LR_Scheduler`, the state of the schedule, if the optimizer has one;
-            - `global_step`, the number of updates of the optimizer;
-            - `master_weights` with `multi_precision`: float32 weights by parameter name.
+        - `name.slot` for each parameter and each state array, float32 in the parameter's shape;
+        - `name.step`, the parameter's number of updates;
+        - `name.ids`, int64 [n], for a parameter whose rows may have any id; its slots are [n, dim];
+        - `LR_Scheduler`, the state of the schedule, if the optimizer has one;
+        - `global_step`, the number of updates of the optimizer;
+        - `loss_scaling`, the state of the scaler, if the strategy has amp;
+        - `master_weights` with `multi_precision`: float32 weights by parameter name.
 
-            State from `set_state_dict` for parameters that were not updated yet is included.
+        State from `set_state_dict` for parameters that were not updated yet is included.
 
         Raises:
             UsageError: gradient_merge has gradients that were not pushed yet. The state would lack them.

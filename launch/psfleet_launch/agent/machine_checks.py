@@ -298,9 +298,9 @@ class PeerCheck:
         names: dict[str, bytes] = {}
         findings: dict[str, Finding] = {}
         other_hosts = [host for host in self._addresses if host != self._host]
-        # Each machine's PeerCheck has a random name. `names` has the names of the checks to which this
-        # machine has connected, and `_came` the names of the checks that have connected to this machine. If
-        # `_came` includes all of `names`, both directions work.
+        # Each machine's PeerCheck has a random name. `names` has the names of the checks on machines that
+        # this machine has reached, and `_came` the names of the checks that have connected to this machine.
+        # If `_came` includes all of `names`, both directions work.
         while len(names) < len(other_hosts) or not self._came >= set(names.values()):
             for host in [peer for peer in other_hosts if peer not in names]:
                 findings[host], name = self._measure(host)

@@ -221,7 +221,7 @@ class SlurmEngine(RemoteEngine):
         return self._nodes
 
     def default_address(self) -> str:
-        """Return the address with which this machine, the first node, connects to the last node."""
+        """Return the local address that this machine, the first node, uses to connect to the last node."""
         return address_towards(_node(self.machines()[-1])["NodeAddr"])
 
     def start_agents(self, endpoint: str, invitation: bytes) -> None:

@@ -1,7 +1,7 @@
 """Kills the remaining processes of a job, at its end and when the launcher itself is killed.
 
 Every process of a job has the variable PSFLEET_JOB_ID in its environment, also children that it starts.
-`sweep` finds and kills all of them.
+`sweep` finds and kills all these processes.
 
 Run as a program, this module is the *guard*: a process that waits for the end of the launcher. A launcher
 that ends regularly notifies the guard before. If the launcher was killed instead, the guard kills the job's

@@ -168,7 +168,7 @@ class Job:
 
     @property
     def reader(self) -> Environment:
-        """Environment with which the launcher itself calls the servers. It has the credentials of a
+        """Environment for the launcher's own calls to servers. It has the credentials of a
         worker."""
         tls = str(self.credentials.get("worker", ""))
         return Environment(tls=tls, insecure=self.request.insecure)

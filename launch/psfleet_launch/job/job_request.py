@@ -151,7 +151,7 @@ class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
 
     @property
     def keeps_log(self) -> bool:
-        """True if servers keep a log, so that a server can be restarted without the others."""
+        """True if servers keep a log, so that a server can be restarted while other servers run."""
         return self.durability in ("log", "log+fsync")
 
     @property

@@ -278,7 +278,7 @@ def replies(now: Look, before: Look) -> dict[str, Any]:
 
     Args:
         now: Present look.
-        before: Earlier look, from which rates are computed.
+        before: Earlier look, needed to compute rates.
     """
     return {
         "at": now.at,

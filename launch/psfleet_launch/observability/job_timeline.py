@@ -52,7 +52,7 @@ class Process:
         machine: Machine of the last start, or "" if unknown.
         code: Exit code, or None while the process is running.
         cause: Cause of the end, or "" if it is not known.
-        replaces: Server from which this process, a former standby, has taken over.
+        replaces: Primary that this process has replaced in a takeover, or "" if there was none.
     """
 
     name: str

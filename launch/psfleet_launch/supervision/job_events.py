@@ -256,7 +256,7 @@ Action = (
 
 
 def causes_first(exits: Iterable[ProcessExited]) -> list[ProcessExited]:
-    """Sort exits that were noticed at the same time, so that the likeliest cause of the others comes first.
+    """Sort exits that were noticed at the same time. The likeliest cause of the other exits comes first.
 
     The first exit is reported as the failure of the job. A process that was killed by a signal comes first,
     because it did not fail as a result of another process's error. Servers come before workers, because

@@ -14,7 +14,7 @@ When the call ends, the agent kills every process that it has started, and ends.
 of an agent; those of servers or workers are not accepted.
 
 Machines need not share the folder of the job's logs. If they do not, JobFiles and LauncherFiles copy the
-request files in this folder, small files with which users and servers request changes of a running job.
+request files in this folder: small files by which users and servers request changes of a running job.
 """
 
 import contextlib
@@ -396,13 +396,13 @@ def write_secrets(folder: Path, files: dict[str, bytes]) -> dict[str, Path]:
 
 
 def user_variables() -> dict[str, str]:
-    """Return those environment variables of this process with which the user configures psfleet."""
+    """Return the environment variables of this process that are settings of the user (UserSettings)."""
     names = [setting.env for setting in settings_of(UserSettings)]
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 class JobFiles:
-    """One side of the copying of request files between the folders of two machines.
+    """Copies request files between the folders of two machines. Each machine has one object.
 
     Each side sends the files that are written on its machine. Some files may be written on both machines.
     `_seen` has the content of each file that was last sent or received, so that a received file is not sent

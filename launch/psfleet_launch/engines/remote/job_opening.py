@@ -199,7 +199,8 @@ class ConnectionChecks:
         """Begin the check of a server that listens, if it is the first start of a server with this rank.
 
         Returns:
-            True if the machines must try to connect now. The server is ready when all of them have succeeded.
+            True if the machines must try to connect now. The server is ready when every machine has
+            succeeded.
         """
         if ready.member.rank in self._ranks:
             return False

@@ -80,7 +80,7 @@ def set_addresses(addresses: Mapping[str, str], machines: "Mapping[str, AgentCon
 
 
 def address_towards(host: str, port: int = 1) -> str:
-    """Return the address with which this machine connects to a host.
+    """Return the local address that this machine uses to connect to a host.
 
     Nothing is sent. Connecting a UDP socket only makes the kernel choose the route.
 
