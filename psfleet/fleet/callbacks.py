@@ -272,6 +272,8 @@ class _RunLogger(Callback):
 class WandbLogger(_RunLogger):
     """Callback that logs values, evaluations and the folder of the newest snapshot to Weights & Biases.
 
+        fleet.add_callbacks(WandbLogger(project="clicks"))
+
     Args:
         every: Number of steps between two logged values of `fleet.log`. Every evaluation is logged.
         **options: Arguments of `wandb.init`, such as project="clicks" or mode="offline".
@@ -308,6 +310,8 @@ class WandbLogger(_RunLogger):
 
 class MlflowLogger(_RunLogger):
     """Callback that logs values, evaluations and the folder of the newest snapshot to a run of MLflow.
+
+        fleet.add_callbacks(MlflowLogger("clicks", "http://mlflow:5000"))
 
     Args:
         experiment: Name of the experiment, which is created if it does not exist.

@@ -132,13 +132,13 @@ class DataLoops:
 
     @property
     def _progress(self) -> ScriptProgress:
-        """Pushes of the script so far, and the record that travels with them."""
+        """Number of the script's pushes so far, and the record to send with the next push."""
         cluster = self._cluster
         return self._alone if cluster is None else cluster.progress
 
     @property
     def _cluster(self) -> Cluster | None:
-        """The worker's part of the cluster, or None without one."""
+        """Connection of this worker to the cluster, or None without a cluster."""
         return None if self._runtime is None else self._runtime().cluster
 
     def _collectives_so_far(self) -> tuple[int, int]:
@@ -185,7 +185,12 @@ class DataLoops:
             self._progress.mark(state, latest)
 
     def _note_collectives(self, loop: int, now: tuple[int, int]) -> None:
-        """Store how many collectives and mode switches the present loop has had, if any."""
+        """Store the numbers of collectives and mode switches in the present loop so far.
+
+        Args:
+            loop: Number of the loop.
+            now: Numbers since the start of the script.
+        """
         if now != self._collectives:
             self._place.collectives[loop] = (
                 now[0] - self._collectives[0],
@@ -193,7 +198,7 @@ class DataLoops:
             )
 
     def stepping(self, batches: Peekable[T]) -> Peekable[T]:
-        """Yield the batches that the fleet assigns, and record the position after each."""
+        """Iterate over batches that the fleet assigns, and record the position after each batch."""
 
         def taken() -> Iterator[T]:
             with self._loop() as loop:
@@ -269,7 +274,8 @@ class DataLoops:
         return ((n, batch) for n, batch in enumerate(batches) if n % self._workers == self._index)
 
     def _sharded(self, numbered_batches: Iterable[tuple[int, T]], repeatable: bool) -> Iterator[T]:
-        """Yield a worker's batches, record the position after each, and wait for all workers at the end."""
+        """Yield this worker's batches, and record the position after each. At the end wait for all
+        workers."""
         with self._loop() as loop:
             start, stop = (0, None) if self._there else self._aim.behind(loop)
             # A source that cannot be read again has no old batches to skip. If the earlier run has finished

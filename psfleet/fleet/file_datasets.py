@@ -481,7 +481,7 @@ class DataGenerator:
 
 
 class MultiSlotDataGenerator(DataGenerator):
-    """Data generator whose values are numbers."""
+    """Data generator for slots whose values are numbers."""
 
     def _word(self, name: str, value: Any) -> str:
         if isinstance(value, bool) or not isinstance(value, Real):
@@ -492,7 +492,7 @@ class MultiSlotDataGenerator(DataGenerator):
 
 
 class MultiSlotStringDataGenerator(DataGenerator):
-    """Data generator whose values are strings, such as "0.5", which are printed unchanged."""
+    """Data generator for slots whose values are strings, such as "0.5", which are printed unchanged."""
 
     def _word(self, name: str, value: Any) -> str:
         if not isinstance(value, str) or len(value.split()) != 1:

@@ -167,7 +167,7 @@ class Fleet(FleetCallbacks):
         self._load_path = None if dirname is None else os.fspath(dirname)
 
     def run_server(self) -> None:
-        """Serve until every worker has left, then return."""
+        """Run this process as a server until every worker has left the fleet."""
         if not self.is_server():
             raise ConfigError("run_server() was called in a process whose role is not server")
         for entry in importlib.metadata.entry_points(group="psfleet.servers", name="shard"):
@@ -209,7 +209,7 @@ class Fleet(FleetCallbacks):
             self.stop_worker()
 
     def barrier_worker(self) -> None:
-        """Wait until all workers have called this and the servers have applied their pushes."""
+        """Wait until all workers have called this and the servers have applied all pushes made before."""
         active().barrier()
         invalidate()
 

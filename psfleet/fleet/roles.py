@@ -88,7 +88,7 @@ class UserDefinedRoleMaker(RoleMaker):
 
 
 def check_no_collective(is_collective: bool) -> None:
-    """Raise ConfigError if the script asks for training without servers."""
+    """Raise ConfigError if `is_collective` is True, because psfleet does not train without servers."""
     if is_collective:
         raise ConfigError("is_collective is True; psfleet trains with parameter servers only")
 

@@ -129,7 +129,7 @@ def enable_static() -> None:
 
 
 def disable_static() -> None:
-    """Do nothing, for the same reason as enable_static."""
+    """Do nothing. Accepted for Paddle scripts, as enable_static."""
 
 
 @checked

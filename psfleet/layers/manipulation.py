@@ -130,7 +130,7 @@ def squeeze(input: Variable, axes: Sequence[int] = (), name: str | None = None) 
 
 @checked
 def unsqueeze(input: Variable, axes: int | Sequence[int], name: str | None = None) -> Variable:
-    """Insert axes of extent 1. `axes` are their positions in the result."""
+    """Insert axes of extent 1. `axes` are the positions of the new axes in the result."""
     positions = [axes] if isinstance(axes, int) else list(axes)
     rank = input.ndim + len(positions)
     new_axes = {axis_of(axis, [None] * rank, f"unsqueeze of {input.name!r}") for axis in positions}

@@ -52,7 +52,8 @@ class ParameterGroup:
         return whole_settings | self.settings
 
     def lend(self, whole: Any, lender: Any) -> None:
-        """Make the whole optimizer treat the group's parameters with the settings of `lender`."""
+        """Make the optimizer `whole` use the settings of the optimizer `lender` for the group's
+        parameters."""
         lender.factor = self.factor
         whole.lend(lender, self.parameters)
 

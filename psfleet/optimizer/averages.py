@@ -310,7 +310,7 @@ class ModelAverage(WeightAverage):
 
     @checked
     def step(self) -> None:
-        """Add the current weights to the window."""
+        """Add the current weights to the window. Call it after each update in eager mode."""
         self.num_updates += 1
         self.num_accumulates += 1
         full = self.num_accumulates >= self._least and (
@@ -386,7 +386,7 @@ class ModelAverage(WeightAverage):
 
     @checked
     def clear_grad(self, set_to_zero: bool = True) -> None:
-        """Set the gradients of the averaged parameters to zero, or drop them."""
+        """Set the gradients of the averaged parameters to zero, or to None if `set_to_zero` is False."""
         for parameter in self._parameters():
             parameter.grad = zeroed(parameter.grad) if set_to_zero else None
 

@@ -111,7 +111,8 @@ class DGCMomentum(Optimizer):
         self._whole: set[str] = set()
 
     def rule(self, parameter: Parameter | None = None) -> Rule:
-        """The update rule for a parameter."""
+        """Return the update rule for a parameter. Sparse parameters have Momentum, also after compression
+        begins."""
         return self._plain if parameter is not None and parameter.sparse else self._rule
 
     def lend(self, lender: Optimizer, parameters: Iterable[Any]) -> None:

@@ -36,7 +36,7 @@ BY_PARAMETER: Mapping[str, tuple[Any, Any]] = {
 
 
 class RuleOptimizer(Optimizer):
-    """Base of the optimizers that rules declare."""
+    """Base of the optimizers that `optimizer_of` makes from rules."""
 
     _spec: OptimizerSpec
     _rules: OptimizerRules

@@ -110,7 +110,7 @@ class OutputTails:
         self._read: dict[Member, int] = {}
 
     def follow(self, member: Member) -> None:
-        """Read this member's file from now on."""
+        """Begin to read the member's output file."""
         if member != self._job.shown:
             self._read.setdefault(member, 0)
 

@@ -98,7 +98,7 @@ class LauncherLink:
         return True
 
     def fileno(self) -> int:
-        """Return the file descriptor for a selector."""
+        """Return a file descriptor for a selector. It becomes readable when `take` has messages."""
         return self._waker.fileno()
 
     @property

@@ -73,7 +73,7 @@ class Finding:
 
 
 def check_machine(engine: type[Engine], root: Path = Path("/")) -> Iterator[Finding]:
-    """Yield findings about this machine.
+    """Check this machine, and yield the result of each check.
 
     Args:
         engine: Engine whose requirements are checked.

@@ -117,7 +117,7 @@ class AuditFile:
             self._write(slot, row, pushes)
 
     def acknowledged(self, row: AuditedRow, number: int) -> None:
-        """Record that a server has acknowledged a push."""
+        """Record that a server has acknowledged a push. Takes the arguments of `sent`."""
         with self._lock:
             slot, pushes = self._slot(row)
             if pushes.first:

@@ -94,7 +94,7 @@ def jobs(log_dir: Path, as_json: bool) -> int:
 @click.command()
 @job_argument
 def stop(log_dir: Path, job: str) -> int:
-    """End JOB as Ctrl-C in its terminal does, on the machine of its launcher."""
+    """End JOB like Ctrl-C in its terminal. Run it on the machine of the job's launcher."""
     launcher = claimed_by(job_folder(log_dir, job))
     if launcher is None:
         raise ConfigError(f"job {job!r} does not run on this machine; see psfleet jobs")

@@ -200,7 +200,7 @@ class ScalingRequests:
 
     @property
     def ready(self) -> set[Member]:
-        """New servers that are ready, while the move is not decided yet."""
+        """New servers that are ready but do not belong to the job yet."""
         return {
             member
             for member, endpoint in self._new.items()

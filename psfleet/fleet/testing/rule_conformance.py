@@ -201,7 +201,7 @@ class _Pair:
             self.runtime.write_table(key, source.runtime.read_table(key))
 
     def compare(self, check_name: str, expected_pair: "_Pair") -> None:
-        """Check that both pairs have the same bits, and finite values."""
+        """Check that the tables of both pairs are bit-identical, and that all values are finite."""
         for key in (self.dense, self.sparse):
             actual_state, expected_state = (
                 self.runtime.read_table(key),
@@ -247,6 +247,6 @@ def _same(rule: Rule, check_name: str, values: list[Floats], expected_values: li
 
 
 def _unaligned(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the values as an array inside a message would be: read-only, at an odd address."""
+    """Return a copy of the values that is read-only and at an odd address, like an array inside a message."""
     raw = b"x" + values.tobytes()
     return np.frombuffer(raw, values.dtype, offset=1).reshape(values.shape)

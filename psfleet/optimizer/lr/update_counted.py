@@ -240,7 +240,12 @@ def linear_lr_warmup(
 
 
 def _counting(scheduler: LRScheduler, first: int = 0) -> PerUpdateSchedule:
-    """Make a schedule that counts updates from one that counts epochs."""
+    """Return a schedule with the formula of `scheduler`, but with updates in place of epochs.
+
+    Args:
+        scheduler: Schedule that counts epochs.
+        first: Epoch whose rate the first update has.
+    """
 
     def rate(n: int) -> float:
         scheduler.last_epoch = n
