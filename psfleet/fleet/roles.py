@@ -120,7 +120,7 @@ class FleetRole:
         """
         if self._joined is not None:
             return self._joined
-        if current().is_held:  # psfleet.connect() has the worker's seat
+        if current().is_held:  # psfleet.connect() was called
             return read_environment()
         check_alone()
         return Environment()

@@ -107,8 +107,8 @@ class Util:
 class MetricSums(Generic[P, R]):
     """Type of `psfleet.fleet.metrics`, which can be called and also has methods.
 
-        scores = fleet.metrics([Auc()])                  # FleetMetrics, updated during training auc =
-        fleet.metrics.auc(positives, negatives)    # Paddle's functions: combine counts of all workers now
+        scores = fleet.metrics([Auc()])                # FleetMetrics, updated during training
+        auc = fleet.metrics.auc(positives, negatives)  # Paddle's function: combines counts of all workers
 
     Every worker must call a method, with its own counts, and gets the value over all workers. An input may
     be an array, a number or a program variable that has a value. `scope` is ignored. `util` replaces the
@@ -196,7 +196,7 @@ class MetricSums(Generic[P, R]):
         return sums[0] / sums[1] if sums[1] else math.nan
 
     def _reduced(self, name: str, input: Any, mode: str, util: Any) -> NDArray[Any]:
-        value = getattr(input, "value", input)  # of a variable; None: it has none yet
+        value = getattr(input, "value", input)  # a variable without a value has None
         array = np.asarray(value)
         if array.dtype.kind not in "fiu" or not array.size:
             raise UsageError(

@@ -240,7 +240,7 @@ class FleetMetrics:
         )
         self._join(name)
         for (_, metric), sums in zip(self._metrics(), self._parts(self._sums.pending), strict=True):
-            metric.sums = sums  # a view: what a metric counts is pending
+            metric.sums = sums  # a view, so that adding to a metric changes `pending`
 
     def _join(self, name: str) -> None:
         counters = self._runtime.counters

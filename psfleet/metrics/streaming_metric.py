@@ -334,7 +334,9 @@ class SumTable:
         self._servers = servers
         self._ids, self._dealt = np.zeros(2 * rows, np.int64), 0
         self._left: tuple[Ids, Floats] | None = None
-        self._shared: Floats | None = None  # sums of all workers that the next round brings
+        self._shared: Floats | None = (
+            None  # sums of all workers that the next round will add to the table
+        )
 
     def leave(self) -> Gradient | None:
         with self.lock:

@@ -241,13 +241,11 @@ def _largest(values: Floats, sparsity: float) -> NDArray[np.bool_]:
     if count == values.size:
         return np.ones(values.shape, np.bool_)
     sizes = np.abs(values).reshape(-1)
-    sizes[np.isnan(sizes)] = (
-        np.inf
-    )  # send a NaN, so that checks see it; kept, it would hide for ever
+    sizes[np.isnan(sizes)] = np.inf  # send NaN, so that checks find it
     border = np.partition(sizes, values.size - count)[values.size - count]
     mask = sizes > border
     mask[np.flatnonzero(sizes == border)[: count - int(mask.sum())]] = (
-        True  # the first of equal ones
+        True  # of equal elements the first
     )
     result: NDArray[np.bool_] = mask.reshape(values.shape)
     return result

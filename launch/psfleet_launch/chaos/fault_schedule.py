@@ -329,9 +329,7 @@ class ChaosSchedule:
     def follow(self, step: ScalingStep) -> None:
         """Record a step of a change of the number of servers."""
         self.moves += step.servers is not None
-        for (
-            member
-        ) in step.start:  # an earlier server of this rank has said what it held when it left
+        for member in step.start:  # written by an earlier server of this rank
             (self.folder / f"held.{member.rank}.json").unlink(missing_ok=True)
 
     def said(self) -> list[dict[str, Any]]:

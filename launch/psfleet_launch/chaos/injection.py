@@ -68,7 +68,7 @@ class FaultInjector:
             if self._dice.random() < self._settings.delay:
                 time.sleep(self._dice.random() * _LONGEST_DELAY)
             if method == "Shard/Leave" and not LeaveRequest.FromString(request).rest:
-                self._left.touch()  # a process that dies after this has no seat to return to
+                self._left.touch()  # a worker that has left is not restarted
             if not method.startswith("Shard/P") and method != "Shard/Exchange":
                 return faulty_send(method, request, seconds)
             header = frame.decode(request)[0]
@@ -78,7 +78,7 @@ class FaultInjector:
             reply = faulty_send(method, request, seconds)
             sequence = header.sequence if pushes else header.commit
             is_held = method == "Shard/Push" and frame.decode(reply)[0].outcome == OUTCOME_HELD
-            if sequence and not is_held:  # the pull that commits a held push acknowledges it
+            if sequence and not is_held:  # a later pull commits and acknowledges a held push
                 self._audited.acknowledged(row, sequence)
             return reply
 

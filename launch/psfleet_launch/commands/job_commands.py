@@ -247,7 +247,7 @@ def scale(log_dir: Path, job: str, servers: int, wait: float) -> int:
 
 def _part(form: str) -> dict[str, str | int]:
     """Return the checked settings of a mode in the form `ssp:4`."""
-    from psfleet.core.runtime.strategy import Settings  # here: it loads NumPy
+    from psfleet.core.runtime.strategy import Settings  # imported here, because it loads NumPy
 
     name, colon, number = form.partition(":")
     part: dict[str, str | int] = {"mode": name}

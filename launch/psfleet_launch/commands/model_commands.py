@@ -141,7 +141,9 @@ def predict(processes: int, **options: Any) -> int:
     target, url = fields["target"], url_of(fields["target"])
     with tempfile.TemporaryDirectory(prefix="psfleet-") as staging:
         job = PredictionJob(**{**fields, "target": staging if url else target})
-        predictions = job.predictions()  # what is wrong with the job is said once
+        predictions = (
+            job.predictions()
+        )  # report an error of the job here, once, and not in every process
         _run(json.dumps(asdict(job)), processes)
         rows, bad = predictions.summary()
         if url is not None:

@@ -36,7 +36,7 @@ _HEADINGS = {
 }
 """Heading of the help for each table of a job file, in the order of the help."""
 _ALL = "psfleet.help_all"
-USAGE_EXIT = 2  # bad usage, which no second attempt mends
+USAGE_EXIT = 2  # exit code for wrong usage; retrying does not help
 
 
 def options(
@@ -257,12 +257,12 @@ class GroupedCommand(click.Command):
         if self._more is not None:
             settings, self._more = list(self._more()), None
             self.settings += settings
-            options(reversed(settings))(self)  # which a decorator finds in reverse
+            options(reversed(settings))(self)  # decorators are applied in reverse order
         return self
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse a command line. If it has an unknown option, parse it again with all options."""
-        if ctx.resilient_parsing:  # a shell completes a line, and no option is refused
+        if ctx.resilient_parsing:  # a shell completes the line, so unknown options are no errors
             self.complete()
         try:
             return super().parse_args(ctx, [*args])

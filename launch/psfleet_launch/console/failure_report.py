@@ -181,9 +181,9 @@ class Tracebacks:
     def __init__(self, script: str) -> None:
         self._script = script
         self._partial = b""
-        self._shown = False  # the beginning of the line has been given away
+        self._shown = False  # True if the beginning of the line was shown already
         self._block: list[bytes] = []
-        self._told = False  # the block has its exception
+        self._told = False  # True if the block includes the line of the exception
 
     def feed(self, data: bytes) -> bytes:
         """Add output of the script, and return the output to show now."""

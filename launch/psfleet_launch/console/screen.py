@@ -28,7 +28,7 @@ class StandbyNotice:
     a time."""
 
     def __init__(self) -> None:
-        self._since: float | None = None  # a server has none
+        self._since: float | None = None  # time since which a server has no standby
         self._again = ""
         self._delayed: dict[int, float] = {}
 

@@ -64,10 +64,10 @@ class LocalEngine(Engine):
         self._awaited: set[Member] = set()
         self._logs = MemberLogs(job)
         self._pulses: dict[Member, IO[bytes]] = {}  # read ends of the liveness pipes
-        self._words: dict[Member, bytes] = {}  # start of a line whose end has not come yet
+        self._words: dict[Member, bytes] = {}  # incomplete line from each liveness pipe
         self._events: list[Event | Shown] = []
         self._memory_kills = memory_kills()
-        self._used: dict[int, struct_rusage] = {}  # by process id, of processes that have ended
+        self._used: dict[int, struct_rusage] = {}  # of ended processes, by process id
         self._cores: int | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 

@@ -230,7 +230,7 @@ class FinalSnapshot:
         ServiceThread(self._take, "final snapshot").start()
 
     def _take(self) -> None:
-        import grpc  # here: few jobs need it
+        import grpc  # imported here, because few jobs need it
 
         from psfleet.core.net.connections.access import Access
         from psfleet.core.net.connections.channel import error_of, open_channel

@@ -29,11 +29,11 @@ from psfleet_launch.supervision.scaling_requests import EVERY, ServerUsage, want
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-_REPLY_TIMEOUT = 2.0  # seconds for the answer of a server; a silent server is left out
-_LONGEST = 86_400.0  # seconds after which the call for the figures of the end is made again
-_LAST_TIMEOUT = 1.0  # seconds for the figures of servers that have ended
+_REPLY_TIMEOUT = 2.0  # seconds for the reply of a server; a silent server is left out
+_LONGEST = 86_400.0  # seconds after which the call for the final metrics is repeated
+_LAST_TIMEOUT = 1.0  # seconds for the final metrics of servers that have ended
 _EVERY = 2.0  # seconds between two looks
-_KEPT = 60  # figures that matter
+_KEPT = 60  # number of measurements that are stored
 _PAUSE = 60.0  # seconds until the next request, so that the effect of the last one can be seen
 
 
@@ -95,8 +95,8 @@ class FleetReader:
         self._timeline = timeline
         self._lock = threading.Lock()
         self._channels: dict[str, Any] = {}
-        self._ends: dict[str, Any] = {}  # by endpoint the call that the server answers at its end
-        self._lasts: dict[str, bytes] = {}  # by endpoint such an answer
+        self._ends: dict[str, Any] = {}  # call for the final metrics of a server, by endpoint
+        self._lasts: dict[str, bytes] = {}  # reply to this call, by endpoint
 
     def read(self) -> "list[Metric]":
         """Return the present metrics of all processes. Each sample has the labels job, role and rank."""
@@ -125,7 +125,7 @@ class FleetReader:
 
     def _of_processes(self) -> "Iterator[Metric]":
         with self._lock:
-            import grpc  # here: a job that is not watched does without
+            import grpc  # imported here, because only watched jobs need it
 
             from psfleet.core.net.connections.access import Access
             from psfleet.core.net.connections.channel import open_channel
@@ -177,7 +177,7 @@ class FleetReader:
         except grpc.FutureTimeoutError:
             return False
         except (grpc.RpcError, grpc.FutureCancelledError):
-            pass  # it was killed, or another process has its place
+            pass  # the server was killed, or another process is at its endpoint
         return True
 
     def _decoded(self, reply: bytes) -> "Iterator[Metric]":

@@ -176,7 +176,7 @@ class JobHistory:
         self._epoch = time.time() - time.monotonic() if epoch is None else epoch
         self._host = host
         self._job = PastJob(dict(fields))
-        self._frames = 0  # that were added
+        self._frames = 0  # number of frames added so far
         self._is_over = False
         self._bytes = 0
         self._file: int | None = None
@@ -277,7 +277,7 @@ class JobHistory:
             if is_shortened:
                 self._rewrite()
             elif os.write(self._file, line) < len(line):
-                self._end()  # nothing may follow half a line
+                self._end()  # nothing may follow an incomplete line
         except OSError:
             self._end()
 

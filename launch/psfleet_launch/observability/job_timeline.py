@@ -116,7 +116,9 @@ class Timeline:
         self.promotions = 0
         self.takeovers: dict[str, tuple[int, float]] = {}
         self._ends: dict[str, float] = {}
-        self._heirs: dict[str, tuple[str, float]] = {}  # standby: its server, and when that died
+        self._heirs: dict[
+            str, tuple[str, float]
+        ] = {}  # for each standby that takes over: its server, and the time of its death
         self._leaders: dict[
             str, str
         ] = {}  # standbys that took over, with the names of their series

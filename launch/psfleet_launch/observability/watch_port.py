@@ -30,8 +30,8 @@ from psfleet_launch.observability.job_view import view_of, zone
 from psfleet_launch.observability.page_and_report import dashboard_page, job_report, overview
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_BROWSER_TIMEOUT = 2.0  # seconds for a browser to take what is left
-_MOST = 128  # connections that have not asked for anything yet
+_BROWSER_TIMEOUT = 2.0  # seconds for a browser to read the rest of a stream
+_MOST = 128  # maximum of connections without an admitted request
 _FAULTS = 8  # the newest, which the page shows
 _HTML, _PLAIN = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -90,7 +90,7 @@ class WatchPort:
         self._server.shutdown()
         self._thread.join()
         for stream in [*self._server.streams]:
-            stream.join(_BROWSER_TIMEOUT)  # so that its reader hears of the end
+            stream.join(_BROWSER_TIMEOUT)  # so that the browser gets the end of the stream
         self._server.server_close()
 
     def _certificate(self) -> ssl.SSLContext:
@@ -117,7 +117,7 @@ class _HttpServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
-    request_queue_size = _MOST  # with the usual 5 the system lets a few strangers keep others out
+    request_queue_size = _MOST  # with the default of 5 a few strangers could block other clients
 
     def __init__(self, address: tuple[str, int], port: WatchPort) -> None:
         self.port = port
@@ -133,7 +133,9 @@ class _HttpServer(ThreadingHTTPServer):
             if len(self._strangers) > _MOST:
                 oldest = next(iter(self._strangers))
                 del self._strangers[oldest]
-                with contextlib.suppress(OSError):  # SSLSocket's own would break who reads
+                with contextlib.suppress(
+                    OSError
+                ):  # SSLSocket.shutdown would disturb a thread that reads
                     socket.socket.shutdown(oldest, socket.SHUT_RDWR)
         super().process_request(request, client_address)
 

@@ -445,7 +445,7 @@ class Supervisor:
             signal.SIGINT,
             signal.SIGTERM,
             signal.SIGHUP,
-        )  # scripts expect these at an end
+        )  # scripts may have handlers for these signals
         return self._stop_workers(number if is_known else signal.SIGTERM, at)
 
     def _stop_workers(self, number: int, at: float) -> list[Action]:

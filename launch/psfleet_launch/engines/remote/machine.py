@@ -167,7 +167,7 @@ def gpu_memory() -> list[tuple[int, int]]:
     return [
         (int(free) << 20, int(total) << 20)
         for free, total in pairs
-        if free.isdigit() and total.strip().isdigit()  # else the driver does not say
+        if free.isdigit() and total.strip().isdigit()  # otherwise the driver reports no numbers
     ]
 
 
