@@ -1,6 +1,8 @@
-"""Weight decay, which the servers add to the gradients. Workers have clipped the gradients before.
+"""Weight decay, which the servers add to the gradients.
 
-optimizer = Adam(0.001, weight_decay=psfleet.regularizer.L2Decay(1e-5))
+    optimizer = Adam(0.001, weight_decay=psfleet.regularizer.L2Decay(1e-5))
+
+Workers clip their gradients before they send them, so weight decay is not clipped.
 """
 
 from typing import Any

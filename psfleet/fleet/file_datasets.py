@@ -50,12 +50,14 @@ _SHELL_SIGNS = frozenset("|&;<>()$`\\*?[]{}~#!\n")
 
 @checked
 class FileDataset:
-    """Dataset of multi-slot text files, which are read during training. Paddle calls it QueueDataset.
+    """Dataset of multi-slot text files.
 
-    dataset = fleet.QueueDataset()
-    dataset.init(batch_size=128, use_var=[x, y], pipe_command="python clicks.py")
-    dataset.set_filelist(["part-0", "part-1"])
-    exe.train_from_dataset(program, dataset)
+        dataset = fleet.QueueDataset()
+        dataset.init(batch_size=128, use_var=[x, y], pipe_command="python clicks.py")
+        dataset.set_filelist(["part-0", "part-1"])
+        exe.train_from_dataset(program, dataset)
+
+    The files are read during training. Paddle calls this class QueueDataset.
     """
 
     def __init__(self) -> None:
@@ -208,11 +210,13 @@ class FileDataset:
 
 @checked
 class InMemoryDataset(FileDataset):
-    """Dataset that reads all samples into memory before training, and can shuffle them.
+    """Dataset that reads all samples into memory before training.
 
-    dataset.load_into_memory()
-    dataset.global_shuffle()  # on every worker
-    exe.train_from_dataset(program, dataset)
+        dataset.load_into_memory()
+        dataset.global_shuffle()  # on every worker
+        exe.train_from_dataset(program, dataset)
+
+    Samples in memory can be shuffled, also between workers.
     """
 
     def __init__(self) -> None:

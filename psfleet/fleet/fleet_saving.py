@@ -134,9 +134,9 @@ class FleetSaving(FleetRole):
         All workers must call it; each waits for all workers before and after. Worker 0 does the work.
 
         Args:
-            threshold: Rows with a lower score are removed. None uses the `delete_threshold` of a table's
-                ShowClickEntry, and removes no row by its score in other tables. Ignored for tables without
-                scores; an eviction policy such as LFU gives scores too.
+            threshold: Rows with a lower score are removed. Rows have scores in tables with a ShowClickEntry
+                or an eviction policy such as LFU. None uses the entry's `delete_threshold`, and removes no
+                row by its score in tables without one.
             unseen: Rows are removed if no push has named them since this many calls of `shrink`. None uses
                 the entry's `delete_after_unseen`, and removes no row in tables without one.
             table: Name of the table, or None for all sparse tables.

@@ -41,7 +41,10 @@ class _FleetView(Protocol):
 class Util:
     """Collectives and small helpers for a script, available as `fleet.util`.
 
-    total = fleet.util.all_reduce(np.array([loss_sum, count]))
+        total = fleet.util.all_reduce(np.array([loss_sum, count]))
+
+    Every worker must call a collective (`all_reduce`, `all_gather`, `barrier`), and each call waits for all
+    workers.
     """
 
     def __init__(self, fleet: _FleetView) -> None:

@@ -313,9 +313,11 @@ class Layer:
 
 @checked
 class Sequential(Layer):
-    """Chain of layers. Each layer gets the output of the previous layer.
+    """Chain of layers.
 
-    model = Sequential(Linear(4, 8), ReLU(), Linear(8, 1))
+        model = Sequential(Linear(4, 8), ReLU(), Linear(8, 1))
+
+    Each layer gets the output of the previous layer.
     """
 
     def __init__(self, *layers: Layer) -> None:

@@ -74,8 +74,8 @@ def fc(
         size: Number of outputs.
         num_flatten_dims: Number of leading axes that the output keeps. The other axes of an input are
             flattened to one axis.
-        param_attr: Attributes of the weights, or a list with attributes for each input. Initialized by
-            Xavier by default.
+        param_attr: Attributes of the weights, or a list with attributes for each input. The default is
+            Xavier initialization.
         bias_attr: Attributes of the bias `name.b_0`, or False for no bias. Initialized to 0 by default.
         act: Name of an activation (psfleet.layers.activations), or None.
         name: Name of the layer, or None to number it.

@@ -366,11 +366,13 @@ def _flat_batch(labels: Numbers, scores: Numbers) -> Batch:
 
 @checked
 class Accuracy:
-    """Weighted mean of the accuracies of batches, for Paddle scripts.
+    """Weighted mean of the accuracies of batches.
 
-    total = Accuracy()
-    total.update(batch_accuracy, weight=len(batch))
-    print(total.eval())
+        total = Accuracy()
+        total.update(batch_accuracy, weight=len(batch))
+        print(total.eval())
+
+    This is Paddle's metric. `accuracy` computes the accuracy of a batch.
     """
 
     def __init__(self, name: str | None = None) -> None:

@@ -275,8 +275,8 @@ class ModelAverage(WeightAverage):
     updates and at least min(max_average_window, average_window_rate * all updates so far). Then a new window
     begins. `apply()` uses the mean over the new window and the last full one.
 
-    If the average is created while a training program is built, weights are added after each run by
-    themselves. Otherwise call `step()` after each update.
+    If the average is created while a training program is built, weights are added after each run
+    automatically. Otherwise call `step()` after each update.
 
     Args:
         average_window_rate: Length of a window as a share of all updates so far.

@@ -73,7 +73,9 @@ class NoamDecay(LRScheduler):
 class PiecewiseDecay(LRScheduler):
     """Constant rates: values[i] until epoch boundaries[i], and the last value from then on.
 
-    PiecewiseDecay([10, 20], [0.1, 0.01, 0.001])  # 0.1 in epochs 0 to 9, 0.01 in 10 to 19, then 0.001
+        PiecewiseDecay([10, 20], [0.1, 0.01, 0.001])
+
+    This schedule has the rate 0.1 in epochs 0 to 9, 0.01 in epochs 10 to 19, and then 0.001.
     """
 
     boundaries: Sequence[float]
