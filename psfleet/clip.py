@@ -1,6 +1,9 @@
 """Gradient clipping. Each worker clips its own gradients before it pushes them.
 
-    optimizer = Adam(0.001, grad_clip=psfleet.clip.ClipGradByGlobalNorm(1.0))
+    from psfleet.clip import ClipGradByGlobalNorm
+    from psfleet.optimizer import Adam
+
+    optimizer = Adam(0.001, grad_clip=ClipGradByGlobalNorm(1.0))
 
 Weight decay is added after clipping. psfleet/optimizer/clip.py has the code.
 """

@@ -1,6 +1,9 @@
 """Weight decay, which the servers add to the gradients.
 
-    optimizer = Adam(0.001, weight_decay=psfleet.regularizer.L2Decay(1e-5))
+    from psfleet.optimizer import Adam
+    from psfleet.regularizer import L2Decay
+
+    optimizer = Adam(0.001, weight_decay=L2Decay(1e-5))
 
 Workers clip their gradients before they send them, so weight decay is not clipped.
 """

@@ -300,10 +300,11 @@ class Fleet(FleetCallbacks):
 
             fleet.scale_servers(4)
 
-        The call returns at once. The launcher starts the missing servers, and the workers switch to the new
-        number after one of their next collectives. `server_num` returns the number in use. In sync mode the
-        results of training stay bit-identical. If the request cannot be carried out, nothing changes and the
-        launcher prints the reason. Without a cluster the call does nothing.
+        The call returns at once. The launcher starts the missing servers. The workers switch to the new
+        number at one of their next collectives (a barrier, an all-reduce, or the end of a `shard` loop).
+        `server_num` returns the number in use. In sync mode the results of training stay bit-identical. If
+        the request cannot be carried out, nothing changes and the launcher prints the reason. Without a
+        cluster the call does nothing.
 
         Args:
             servers: Wanted number of servers.

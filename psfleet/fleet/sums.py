@@ -93,7 +93,12 @@ class Util:
         self._fleet.barrier_worker()
 
     def get_file_shard(self, files: Sequence[str]) -> list[str]:
-        """Return this worker's share of a list of files: consecutive files, the same number up to one."""
+        """Return this worker's share of a list of files.
+
+            files = fleet.util.get_file_shard(sorted(glob("data/*.txt")))
+
+        The shares are consecutive parts of the list. Their lengths differ by one file at most.
+        """
         if isinstance(files, str):
             raise UsageError(f"files is the string {files!r}; it must be a list of file names")
         index, workers = self._fleet.worker_index(), self._fleet.worker_num()

@@ -37,7 +37,12 @@ __all__ = [
 
 @checked
 def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) -> Variable:
-    """Concatenate variables along an existing axis."""
+    """Concatenate variables along an existing axis.
+
+        both = layers.concat([a, b], axis=1)  # [n, 3] and [n, 5] give [n, 8]
+
+    Other axes must have equal extents.
+    """
     return apply(manipulate.Concat(axis), *input, name=name)
 
 
@@ -45,7 +50,9 @@ def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) ->
 def split(
     input: Variable, num_or_sections: int | Sequence[int], dim: int = -1, name: str | None = None
 ) -> list[Variable]:
-    """Split a variable along an axis.
+    """Split a variable along an axis, and return a list of the parts.
+
+        left, right = layers.split(x, [3, -1], dim=1)  # [n, 8] gives [n, 3] and [n, 5]
 
     Args:
         input: Variable to split.
@@ -94,8 +101,12 @@ def reshape(
     inplace: bool = False,
     name: str | None = None,
 ) -> Variable:
-    """Change the shape. In `shape`, -1 is computed from the other extents, and 0 keeps x's extent at this
-    axis."""
+    """Change the shape.
+
+        pairs = layers.reshape(x, [0, -1, 2])  # [n, 8] gives [n, 4, 2]
+
+    In `shape`, -1 is computed from the other extents, and 0 keeps x's extent at this axis.
+    """
     if isinstance(actual_shape, Variable):
         raise ShapeError("reshape: actual_shape is a variable; only known shapes are available")
     target = tuple(-1 if extent is None else int(extent) for extent in shape)
@@ -180,5 +191,10 @@ def one_hot(input: Variable, depth: PositiveInt, allow_out_of_range: bool = Fals
 
 @checked
 def expand(x: Variable, expand_times: Sequence[PositiveInt], name: str | None = None) -> Variable:
-    """Repeat x expand_times[i] times along axis i, as numpy.tile does."""
+    """Repeat x expand_times[i] times along axis i, as numpy.tile does.
+
+        twice = layers.expand(x, [1, 2])  # [n, 4] gives [n, 8]
+
+    `expand_times` needs a number for each axis.
+    """
     return apply(manipulate.Expand(tuple(expand_times)), x, name=name)

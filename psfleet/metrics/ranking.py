@@ -349,6 +349,9 @@ class Coverage(_GroupMetric):
 class NDCG(_TopMetric):
     """NDCG@k: mean over groups of DCG@k, divided by the DCG@k of the best possible order.
 
+        ndcg = NDCG(10)
+        ndcg.update(predictions, relevances, groups=query_ids)
+
     DCG@k is the sum of label / log2(rank + 1) over the ranks 1 to k. Samples with equal predictions all get
     the mean of their labels. Labels must be at least 0. A group without a label above 0 has the value 0. A
     group's weight is the mean weight of its samples.

@@ -1,6 +1,8 @@
 """Optimizers, gradient clips, weight decay and `lr`, the learning-rate schedules, for use in scripts.
 
-    optimizer = psfleet.optimizer.Adam(0.001, grad_clip=psfleet.clip.ClipGradByGlobalNorm(1.0))
+    from psfleet.optimizer import Adam, ClipGradByGlobalNorm
+
+    optimizer = Adam(0.001, grad_clip=ClipGradByGlobalNorm(1.0))
     optimizer.minimize(loss)
 
 `optimizer.py` has the base class, and rule_optimizers.pyi lists Adam, SGD and the other optimizers with

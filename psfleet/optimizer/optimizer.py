@@ -336,8 +336,14 @@ class Optimizer(StatefulOptimizer):
 
     @checked
     def step(self) -> None:
-        """Update the parameters with the gradients in `Parameter.grad`, which the backward pass has
-        computed."""
+        """Update the parameters with the gradients in `Parameter.grad`, in eager mode.
+
+            loss.backward()
+            optimizer.step()
+            optimizer.clear_grad()
+
+        The optimizer must have been created with `parameters`.
+        """
         if self._parameters is None:
             raise UsageError(
                 f"{self._name}: step() needs to know the parameters; "
