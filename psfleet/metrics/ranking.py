@@ -132,6 +132,9 @@ class GroupAuc(_GroupMetric):
         pairs = groups.sums(positive) * groups.sums(negative)
         if not len(pairs):
             return pairs, pairs
+        # Each run of equal predictions has the weight `plus` of positives and `minus` of negatives. A pair
+        # is lost if the negative ranks above the positive, and half lost if both are in the same run. AUC
+        # is 1 - the lost share.
         ties = groups.ties
         plus, minus = np.add.reduceat(positive, ties), np.add.reduceat(negative, ties)
         owner = groups.of_sample[ties]
@@ -230,6 +233,8 @@ class Recall(_TopMetric):
         ties, owner = groups.ties, groups.of_sample[groups.ties]
         if not len(ties):
             return positives, positives
+        # `inside` is the share of a run's places that are among the first k. In a random order of the run,
+        # each of its samples is among the first k with this probability.
         sizes = np.diff(ties, append=len(truth))
         inside = np.clip(self.k - groups.ranks[ties], 0, sizes) / sizes
         hits = np.bincount(owner, np.add.reduceat(truth, ties) * inside, minlength=len(positives))
@@ -369,11 +374,13 @@ class NDCG(_TopMetric):
 
     def measure(self, groups: _Groups) -> tuple[Floats, Floats]:
         discounts = np.where(groups.ranks < self.k, 1 / np.log2(groups.ranks + 2.0), 0)
+        # `best` has each group's labels in falling order, which is the best possible order.
         best = groups.labels[np.lexsort((-groups.labels, groups.of_sample))]
         ideal = groups.sums(best * discounts)
         ties = groups.ties
         if not len(ties):
             return ideal, ideal
+        # In a random order of a run, the mean label at each of its places is the mean of its labels.
         shared = np.add.reduceat(groups.labels, ties) / np.diff(ties, append=len(groups.labels))
         gains = shared * np.add.reduceat(discounts, ties)
         dcg = np.bincount(groups.of_sample[ties], gains, minlength=len(ideal))

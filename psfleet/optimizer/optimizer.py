@@ -404,6 +404,8 @@ class Optimizer(StatefulOptimizer):
         home.push(gradients, samples, loss)
         self._last_rate = rate
         self.advance()
+        # A parameter may have its own optimizer. Advance each of these once, also if several parameters
+        # share it.
         for parameter_optimizer in {
             id(p.optimizer): p.optimizer for p, _ in pairs if p.optimizer
         }.values():

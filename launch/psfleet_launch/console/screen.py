@@ -68,7 +68,7 @@ class Screen:
         self._tracebacks = Tracebacks("")
 
     def begin(self, job: Job, engine: str, version: str) -> None:
-        """Show the heading: name, engine, size and options of the job."""
+        """Show the heading: name, engine, numbers of servers and workers, strategy and network of the job."""
         self._job = job
         self._tracebacks = Tracebacks(job.request.script)
         request = job.request

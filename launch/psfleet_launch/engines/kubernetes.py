@@ -177,7 +177,7 @@ def _toml(value: Any) -> str:
 def _resources(request: JobRequest, name: str, agents: int) -> Manifest | None:
     """Return the resource requests for each agent's pod, or None if the job promises no resources.
 
-    All pods request what the agent with the most processes needs. They have no limits, because an agent may
+    Every pod requests the largest resources that any agent needs. Pods have no limits, because an agent may
     have to run the processes of a lost agent too.
     """
     job = Job(request, name, "", Path(), Path(_LOGS))

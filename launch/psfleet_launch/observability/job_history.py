@@ -312,6 +312,8 @@ class JobHistory:
         lines += [{"event": event.document()} for event in job.events]
         lines += [{"frame": _rounded(frame)} for frame in job.frames]
         content = b"".join(map(_line, lines))
+        # The new file replaces the old one when it is complete, so that a reader never sees part of it. The
+        # descriptor refers to the old file, so it must be opened again.
         let_appear(self._path, lambda draft: draft.write_bytes(content))
         self._end()
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -333,6 +335,7 @@ def thinned(times: Sequence[float], most: int, newest: int) -> list[int]:
     bins = most - len(newest_moments)
     if len(old) <= bins:
         return [*old, *newest_moments]
+    # Divide the time of the old frames into bins of equal length, and keep the last frame of each bin.
     span = times[old[-1]] - times[0] or 1.0
     last = {int((times[n] - times[0]) / span * (bins - 1)): n for n in old}
     return [*sorted(last.values()), *newest_moments]

@@ -221,7 +221,7 @@ class ReduceOnPlateau(LRScheduler):
         learning_rate: Rate to start from.
         mode: `min` if smaller metrics are better, `max` if larger ones are.
         factor: Factor on the rate at each reduction.
-        patience: Number of steps in a row without improvement after which the rate is not yet reduced.
+        patience: Number of steps in a row without improvement that do not yet reduce the rate.
         threshold, threshold_mode: Smallest change of the metric that is an improvement: relative to the best
             metric (`rel`) or absolute (`abs`).
         cooldown: Number of steps after a reduction in which the metric is not judged.
