@@ -218,7 +218,7 @@ class Fleet(FleetCallbacks):
     ) -> DistributedOptimizer:
         """Wrap an optimizer so that the servers hold and update its parameters.
 
-            optimizer = fleet.distributed_optimizer(optimizer.Adam(0.001))
+            optimizer = fleet.distributed_optimizer(psfleet.optimizer.Adam(0.001))
             optimizer.minimize(loss)
 
         Args:
@@ -328,7 +328,8 @@ class Fleet(FleetCallbacks):
                 ...  # x[batch], then one step
 
         The fleet assigns the batches to the workers that are running, also when workers die, return or are
-        added. Make one step for each batch. How often a sample of an epoch is used depends on the mode:
+        added. Make one step for each batch, also under localsgd. How often a sample of an epoch is used
+        depends on the mode:
 
         - sync: exactly once.
         - half-async: at least once.

@@ -109,7 +109,7 @@ def _lamb(optimizer: Optimizer, settings: Settings) -> Optimizer:
 class DistributedOptimizer:
     """Optimizer that follows a fleet's strategy. `fleet.distributed_optimizer` returns one.
 
-        optimizer = fleet.distributed_optimizer(optimizer.Adam(0.001), strategy)
+        optimizer = fleet.distributed_optimizer(psfleet.optimizer.Adam(0.001), strategy)
         optimizer.minimize(loss)
 
     Methods and attributes not listed here (`step`, `get_lr`, `state_dict`, ...) are the wrapped
