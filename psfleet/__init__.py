@@ -12,7 +12,7 @@ from psfleet.core.base.errors import install_hook
 
 if TYPE_CHECKING:
     __version__: str
-    # Not `from psfleet import ...`: in an import cycle mypy takes such names for missing.
+    # With `from psfleet import ...` mypy would report these names as missing, because of the import cycle.
     import psfleet.fleet as fleet
     import psfleet.fluid as fluid
     import psfleet.initializer as initializer

@@ -1,8 +1,10 @@
-"""Initial values of parameters, under the reference's names.
+"""Initializers: rules for the initial values of parameters, under Paddle's names.
 
-Each is a small value whose `resolve(shape)` gives the `psfleet.core.engine.schema.table.InitializerSpec`
-that tables
-use: the same bits on every server and worker.
+    layers.fc(x, 64, param_attr=psfleet.ParamAttr(initializer=psfleet.initializer.Normal(0.0, 0.01)))
+
+An initializer is a small object. Its method `resolve(shape)` returns the
+`psfleet.core.engine.schema.table.InitializerSpec` of a table. From it every server and worker computes
+bit-identical initial values.
 """
 
 import math
@@ -42,7 +44,7 @@ class Initializer:
     """Base of all initializers.
 
     Attributes:
-        seed: Seed of the random numbers. 0 means the program's seed.
+        seed: Seed of the random numbers, in subclasses that have one. 0 means the program's seed.
     """
 
     def __post_init__(self) -> None:
@@ -50,17 +52,25 @@ class Initializer:
 
     @property
     def own_seed(self) -> int:
-        """The seed, 0 if the program's is to be used."""
+        """Seed of this initializer, or 0 to use the program's seed."""
         return int(getattr(self, "seed", 0))
 
     def resolve(self, shape: Sequence[int | None]) -> InitializerSpec:
-        """The table's initializer for a parameter of this shape."""
+        """Return the table's initializer for a parameter.
+
+        Args:
+            shape: Shape of the parameter. None is an unknown extent, such as the rows of a sparse table.
+
+        Raises:
+            ShapeError: The initializer needs an extent that is unknown.
+            ConfigError: The initializer's arguments are wrong or do not fit the parameter.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Constant(Initializer):
-    """Every value is `value`."""
+    """Sets every weight to `value`. `force_cpu` is accepted for Paddle scripts, without effect."""
 
     value: float = 0.0
     force_cpu: bool = False
@@ -71,7 +81,7 @@ class Constant(Initializer):
 
 @dataclass(frozen=True)
 class Uniform(Initializer):
-    """Uniform in [low, high)."""
+    """Random weights, uniform in [low, high)."""
 
     low: float = -1.0
     high: float = 1.0
@@ -85,7 +95,7 @@ class Uniform(Initializer):
 
 @dataclass(frozen=True)
 class Normal(Initializer):
-    """Normal with mean `loc` and standard deviation `scale`."""
+    """Random weights with a normal distribution of mean `loc` and standard deviation `scale`."""
 
     loc: float = 0.0
     scale: NonNegative = 1.0
@@ -97,8 +107,10 @@ class Normal(Initializer):
 
 @dataclass(frozen=True)
 class TruncatedNormal(Initializer):
-    """Normal with mean `loc` and standard deviation `scale`. A value more than two standard deviations from
-    the mean is drawn again."""
+    """Random weights with a normal distribution of mean `loc` and standard deviation `scale`.
+
+    A value more than two standard deviations from the mean is drawn again.
+    """
 
     loc: float = 0.0
     scale: NonNegative = 1.0
@@ -110,7 +122,14 @@ class TruncatedNormal(Initializer):
 
 @dataclass(frozen=True)
 class Xavier(Initializer):
-    """Variance 2 / (fan_in + fan_out) (Glorot and Bengio, 2010); fans of the shape if None."""
+    """Random weights with variance 2 / (fan_in + fan_out) (Glorot and Bengio, 2010).
+
+    Args:
+        uniform: True for a uniform distribution, False for a normal one.
+        fan_in, fan_out: Numbers of inputs and outputs of the layer. None derives them from the parameter's
+            shape.
+        seed: Seed of the random numbers. 0 means the program's seed.
+    """
 
     uniform: bool = True
     fan_in: NonNegative | None = None
@@ -125,7 +144,13 @@ class Xavier(Initializer):
 
 @dataclass(frozen=True)
 class MSRA(Initializer):
-    """Variance 2 / fan_in (He et al., 2015); the fan from the shape if not given."""
+    """Random weights with variance 2 / fan_in (He et al., 2015).
+
+    Args:
+        uniform: True for a uniform distribution, False for a normal one.
+        fan_in: Number of inputs of the layer. None derives it from the parameter's shape.
+        seed: Seed of the random numbers. 0 means the program's seed.
+    """
 
     uniform: bool = True
     fan_in: NonNegative | None = None
@@ -137,7 +162,7 @@ class MSRA(Initializer):
 
 
 class Assign(Initializer):
-    """The values of an array; for parameters with a known shape only, not for rows of any id."""
+    """Sets the weights to the values of an array. Only for dense parameters with the array's shape."""
 
     def __init__(self, value: ArrayLike) -> None:
         try:
@@ -157,7 +182,12 @@ class Assign(Initializer):
 def resolve(
     initializer: Initializer | InitializerSpec | None, shape: Sequence[int | None]
 ) -> InitializerSpec:
-    """Turn what a user may pass into a table's initializer; None is uniform in [-0.01, 0.01)."""
+    """Return the table's initializer for an argument of a script.
+
+    Args:
+        initializer: Argument of the script. None means uniform in [-0.01, 0.01).
+        shape: Shape of the parameter, with None for unknown extents.
+    """
     if initializer is None:
         return InitializerSpec()
     if isinstance(initializer, InitializerSpec):
@@ -173,21 +203,25 @@ def starting(
     seed: int,
     owner: str,
 ) -> tuple[InitializerSpec, int]:
-    """Return a table's initializer, and the seed: the initializer's own one if it has one.
+    """Return a table's initializer and seed for an argument of a script.
 
     Args:
-        owner: Owner of the first values, for messages.
+        initializer: Argument of the script, as for `resolve`.
+        shape: Shape of the parameter, with None for unknown extents.
+        seed: Seed of the program, which is returned if the initializer has no seed.
+        owner: Name of the parameter, for messages.
     """
     try:
         spec = resolve(initializer, shape)
     except PsfleetError as error:
         raise type(error)(f"{owner}: {error}") from None
-    own = initializer.own_seed if isinstance(initializer, Initializer) else 0
-    return spec, own or seed
+    initializer_seed = initializer.own_seed if isinstance(initializer, Initializer) else 0
+    return spec, initializer_seed or seed
 
 
 def _fans(shape: Sequence[int | None]) -> tuple[int, int]:
-    """Inputs and outputs of a weight [in, out] or a filter [out, in, ...]."""
+    """Return the numbers of inputs and outputs of a layer with a weight [in, out] or a filter [out, in,
+    ...]."""
     if any(extent is None or extent < 0 for extent in shape):
         raise ShapeError(
             f"fans of the shape {tuple(shape)} are unknown; pass fan_in and fan_out, "

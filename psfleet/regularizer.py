@@ -1,6 +1,11 @@
-"""Weight decay that the servers add to the gradient, after the worker's clipping.
+"""Weight decay, which the servers add to the gradients.
 
-Pass one of these to an optimizer (`weight_decay=`) or to a single parameter, whose own decay then applies.
+    from psfleet.optimizer import Adam
+    from psfleet.regularizer import L2Decay
+
+    optimizer = Adam(0.001, weight_decay=L2Decay(1e-5))
+
+Workers clip their gradients before they send them, so weight decay is not clipped.
 """
 
 from typing import Any
@@ -29,7 +34,7 @@ class WeightDecay:
     """Base of the regularizers.
 
     Attributes:
-        coeff: Strength, at least 0. `regularization_coeff` is its older name.
+        coeff: Factor of the decay, at least 0. `regularization_coeff` is an older name of the argument.
     """
 
     @checked
@@ -40,11 +45,11 @@ class WeightDecay:
 
     @property
     def decay(self) -> DecaySpec:
-        """The form in which a table carries it."""
+        """This decay as the setting of a table."""
         raise NotImplementedError
 
     def gradient(self, value: Floats) -> Floats:
-        """Return the term that it adds to the gradient at these weights."""
+        """Return the array that this decay adds to the gradient, given the weights."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -56,36 +61,40 @@ class L1Decay(WeightDecay):
 
     @property
     def decay(self) -> DecaySpec:
-        """The form in which a table carries it."""
         return DecaySpec(l1=self.coeff)
 
     def gradient(self, value: Floats) -> Floats:
-        """coeff * sign(w)."""
         return np.float32(self.coeff) * np.sign(value)
 
 
 class L2Decay(WeightDecay):
-    """Adds coeff * w to the gradient: no factor 2 or 1/2."""
+    """Adds coeff * w to the gradient, without a factor 2 or 1/2."""
 
     @property
     def decay(self) -> DecaySpec:
-        """The form in which a table carries it."""
         return DecaySpec(l2=self.coeff)
 
     def gradient(self, value: Floats) -> Floats:
-        """coeff * w."""
         return np.float32(self.coeff) * value
 
 
 def as_regularizer(value: Any, owner: str) -> WeightDecay | None:
-    """A regularizer from what a script may give: one, a number (L2) or None."""
+    """Return a regularizer from a script's argument: a regularizer, a number for L2Decay, or None.
+
+    Args:
+        value: Argument of the script.
+        owner: Name of the optimizer or parameter, for messages.
+
+    Raises:
+        ConfigError: The value is something else, or a negative number.
+    """
     if value is None or isinstance(value, WeightDecay):
         return value
     return L2Decay(check(owner, "weight_decay", value, NonNegative))
 
 
 def as_decay(regularizer: WeightDecay | None) -> DecaySpec:
-    """Return the decay that a table has for it."""
+    """Return a regularizer as the setting of a table. None gives a setting without decay."""
     return regularizer.decay if regularizer else DecaySpec()
 
 

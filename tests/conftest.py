@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from psfleet.core.base.logs import set_up_logs
+from psfleet.core.runtime.process_runtime import current
 from tests import starter
 from tests.leaks import nothing_left
 
@@ -86,12 +87,18 @@ sys.addaudithook(_watch)
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every thread and child process of a test has ended when it is over."""
+    """Every thread and child process of a test has ended when it is over, and so has the process's runtime:
+    else the next test that connects would share it instead of what its environment names."""
     global _quick_test
     if request.node.get_closest_marker("quick"):
         _quick_test = request.node.nodeid
+    had_runtime = current().is_active
     try:
         with nothing_left():
             yield
+            if not had_runtime:
+                current().provide(None)
+                if (runtime := current().use(None)) is not None:
+                    runtime.close()
     finally:
         _quick_test = ""

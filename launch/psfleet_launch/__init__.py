@@ -1,7 +1,11 @@
 """Launcher: starts the processes of a job on one or several machines, watches them and ends them.
 
-`job_runner.py` is the main loop. It connects the state machine (`supervision/`) with the processes
-(`engines/`). `commands/` has the command lines, `job/` the settings and plan of a job, `agent/` the process
-that runs members on other machines, `console/` and `observability/` what users see, and `chaos/` the
-injection of faults.
+`job_runner.py` is the main loop. It connects the state machine that decides (`supervision/`) with the code
+that starts processes (`engines/`). The other packages:
+
+- `commands/`: the command lines `psfleet-launch` and `psfleet`.
+- `job/`: settings of a job, and its processes and folders.
+- `agent/`: the program that runs processes on other machines.
+- `console/`, `observability/`: output in the terminal, metrics, the page and the report.
+- `chaos/`: injection of faults.
 """

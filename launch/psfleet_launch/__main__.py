@@ -1,6 +1,7 @@
 """Entry point of `psfleet-launch` and `python -m psfleet_launch`.
 
-It imports little itself, so that Ctrl-C while the launcher's modules load ends it without a stack trace.
+It imports the launcher's modules within a function, so that Ctrl-C during the imports ends the program
+without a stack trace.
 """
 
 import faulthandler
@@ -21,7 +22,7 @@ def main() -> int:
 
 
 def _open_missing_streams() -> None:
-    """Open standard streams that are closed as /dev/null. Otherwise the next file would get their numbers."""
+    """Open closed standard streams as /dev/null. Otherwise the next opened file would get their numbers."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None and os.open(os.devnull, os.O_RDWR) == number:
             setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115  # stays open

@@ -1,11 +1,13 @@
-"""Main loop of the launcher: passes events of the engine to the supervisor and performs its actions.
+"""Main loop of the launcher: passes events of the engine to the supervisor, and performs the supervisor's
+actions.
 
-The supervisor decides and the engine knows processes; the runner connects them, and adds what neither does:
-signals to the launcher, the screen, chaos, and changes of the number of servers. It all happens in the main
-thread, four times a second or when a file descriptor becomes readable. Every event and action is also given
-to `takers`, such as the job's history, in the order in which it happened.
+The supervisor decides, the engine starts and signals processes, and the runner connects them. The runner
+itself handles signals to the launcher, the screen, chaos, and changes of the number of servers. The loop
+runs in the main thread, four times a second or when a file descriptor becomes readable. It passes every
+event and action, in order, to the functions in `takers`, such as the job's history.
 
-A full disk does not end a job: requests and relocation files are then written later, or not at all.
+A full disk does not end a job. Request files and the file of moved servers are then written later, or not
+at all.
 """
 
 import contextlib
@@ -62,15 +64,17 @@ _REFRESH = (
 
 
 class JobRunner:
-    """Runs one job. Call it from the main thread, which receives the signals.
+    """Runs one job. Call `run` from the main thread, because it handles signals.
 
     Attributes:
         ended_at: Time at which the last process of a member ended.
-        takers: Functions that receive every event and action, with its time on the monotonic clock.
-        on_training: Called when the workers have been started, and when the number of servers has changed.
-        endpoints: Endpoints of the servers, in order of rank. A server that is not ready has its requested
+        takers: Functions to call with every event and action, and its time on the monotonic clock.
+        on_training: Functions to call when the workers were started, and when the number of servers has
+            changed.
+        endpoints: Endpoints of the servers, in order of rank. For a server that is not ready, the requested
             endpoint.
-        usage: Measurements of the servers, which ask for another number of servers if the user lets them.
+        usage: Watches the load of the servers, and requests another number of servers if --servers is a
+            range.
     """
 
     def __init__(
@@ -112,7 +116,7 @@ class JobRunner:
             chaos.scales = not self._too_many(job.request.servers)
 
     def run(self) -> int:
-        """Start the job, wait for its end and return its exit code. No process is left running."""
+        """Start the job, wait for its end, and return its exit code. No process is left running."""
         try:
             with wakes_on_signals(self._engine.selector, _ENDING, self._asked.append):
                 self._perform(self._supervisor.begin(time.monotonic()))
@@ -134,7 +138,7 @@ class JobRunner:
             self._perform(self._supervisor.handle(event, time.monotonic()))
         if self._supervisor.phase is Phase.TRAINING:
             self._scale()
-        # After the change of servers, so that a fault hits members that the job has now.
+        # After `_scale`, so that faults are injected into members that the job has now.
         if self._chaos is not None:
             self._make(self._chaos)
         if self._supervisor.phase is Phase.TRAINING:
@@ -144,7 +148,9 @@ class JobRunner:
             self._screen.refresh()
 
     def _wait(self, timeout: float) -> bool:
-        """Wait until a registered file becomes readable, read it, and return whether there was any."""
+        """Wait up to `timeout` seconds for registered files, read those that are readable, and return
+        whether any was.
+        """
         ready = self._engine.selector.select(timeout)
         for key, _ in ready:
             key.data()
@@ -163,8 +169,9 @@ class JobRunner:
                     self._leaving.discard(member)
                 case ServerReady(member, endpoint):
                     self._answering.add(member)
-                    # A new server is not alive for the supervisor yet, and a standby that a move has dropped
-                    # while it started is not alive any longer: neither may replace a present endpoint.
+                    # Ignore members that do not belong to the job: a new server of a move that is not
+                    # decided yet, and a standby that was dropped by a move while it was starting. They must
+                    # not replace an endpoint in use.
                     if member in self._supervisor.alive:
                         self.endpoints[member.rank] = endpoint
         new_server_events = [event for event in events if self._is_of_new_server(event)]
@@ -175,7 +182,7 @@ class JobRunner:
         return [*stops, *self._show([event for event in events if event not in new_server_events])]
 
     def _is_of_new_server(self, event: Event | Shown) -> TypeGuard[ProcessExited | ServerReady]:
-        """Return whether it has happened to a new server or standby that does not belong to the job yet."""
+        """Return whether the event is about a new server or standby that does not belong to the job yet."""
         return isinstance(event, ProcessExited | ServerReady) and self._scaling.is_new(event.member)
 
     def _tell(self, item: Event | Shown | Action) -> None:
@@ -183,7 +190,8 @@ class JobRunner:
             take(item, time.monotonic())
 
     def _stops(self) -> Iterator[StopRequested]:
-        """Yield the stops that are due: a signal's at once, SIGUSR1's once there is a snapshot."""
+        """Yield the requests to stop that are due: after a signal at once, after SIGUSR1 when a snapshot is
+        complete."""
         for _ in range(len(self._asked)):
             number = self._asked.pop(0)
             if number != signal.SIGUSR1 or not self._takes_snapshot():
@@ -194,7 +202,8 @@ class JobRunner:
             yield StopRequested(signal.SIGUSR1)
 
     def _takes_snapshot(self) -> bool:
-        """Begin a last snapshot if the job trains and keeps snapshots; return whether one is under way."""
+        """Begin a last snapshot if the job is training and keeps snapshots. Return whether one is under
+        way."""
         request = self._job.request
         if not request.keeps_snapshots:
             self._screen.say(
@@ -219,16 +228,17 @@ class JobRunner:
         return [event for event in events if not isinstance(event, Output | Said)]
 
     def _named(self, member: Member) -> str:
-        """Return the member's name, with its machine if the job may have several."""
+        """Return the member's name. If the job may have several machines, include the name of the machine."""
         where = f" on host {self._engine.host(member)}" if self._engine.spans_machines else ""
         return f"{member}{where}"
 
     def _make(self, chaos: ChaosSchedule) -> None:
-        """Carry out the faults that are due. Chaos itself stops and kills no process."""
+        """Inject the faults that are due. (ChaosSchedule only chooses them.)"""
         is_training, standbys = self._supervisor.phase is Phase.TRAINING, self._supervisor.standbys
         servers = {member for member in self._supervisor.alive if member.role == "server"}
         living = self._supervisor.alive - servers | servers & self._answering
-        # With standbys but without logs the death of a new server may end the job, so it is left alone.
+        # With standbys but without logs, the death of a new server may end the job. Do not inject faults
+        # into it.
         if standbys is None or self._job.request.keeps_log:
             living |= self._scaling.ready
         for fault in chaos.due(
@@ -294,16 +304,17 @@ class JobRunner:
         return ""
 
     def _prepared_standbys(self, servers: int) -> tuple[Member, ...]:
-        """Return the standbys that receive rows with these future servers; none for a job with logs.
+        """Return the standbys to start before a change to this number of servers. Empty for a job with logs.
 
-        With logs the moved rows are safe on disk, and the new standbys start after the decision.
+        These standbys receive the moved rows at the same time as the future servers. In a job with logs the
+        rows are safe on disk, so the new standbys are started after the change.
         """
         standbys = self._supervisor.standbys
         return () if standbys is None or self._job.request.keeps_log else standbys.prepare(servers)
 
     def _watch_usage(self) -> None:
-        """Let the measured usage choose the number of servers, if --servers is a range that can be
-        reached."""
+        """Begin to choose the number of servers by their load, if --servers is a range and the number can
+        change."""
         count = self._job.request.server_count
         if count.most > count and (why := self._too_many(count.most)):
             self._say(f"the number of servers stays as it is: {why}")
@@ -311,12 +322,12 @@ class JobRunner:
             self.usage.follow(len(self.endpoints))
 
     def _scale(self) -> None:
-        """Take the next step of a request for another number of servers, if there is one."""
-        # A removed server that still runs has the same name as a new one with its rank, so its exit would be
-        # taken for the new server's.
+        """Continue a change of the number of servers, if one was requested."""
+        # Wait for removed servers to end. A new server would have the same name as a removed one with its
+        # rank, and the exit of the removed one would be attributed to the new one.
         if self._leaving:
             return
-        # A request begins only when the endpoint of every server is known.
+        # Begin a request only when all servers are ready, because their endpoints must be known.
         if not self._scaling.under_way and not self._supervisor.primaries <= self._answering:
             return
         try:
@@ -329,10 +340,11 @@ class JobRunner:
             )
 
     def _keep_servers(self, member: Member) -> None:
-        """Give up an undecided change of servers because this new process has the rows of before the move.
+        """Give up an undecided change of the number of servers, because a process has been started that
+        does not have the moved rows.
 
-        A new standby matters only in a job without logs: its number would be higher than that of the prepared
-        standby, which follows after the move.
+        A new standby matters only in a job without logs. There it would have a higher number than the
+        standby that was prepared for the time after the move.
         """
         follows = self._follows(member)
         takes_place = member.role == "server" and not (follows and self._job.request.keeps_log)
@@ -373,7 +385,7 @@ class JobRunner:
             self._say(step.said)
 
     def _rescale(self, servers: tuple[Member, ...]) -> None:
-        """Let the supervisor and the engine go over to these servers, and perform what follows from it."""
+        """Make the supervisor and the engine use these servers, and perform the resulting actions."""
         supervisor = self._supervisor
         primaries, members = supervisor.primaries, {*supervisor.servers, *supervisor.alive}
         actions = supervisor.rescale(servers)
@@ -388,7 +400,7 @@ class JobRunner:
         self._show([message])
 
     def _publish(self) -> None:
-        """Write the endpoints of the servers to the job's folder, for readers and followers."""
+        """Write the endpoints of the servers to the job's folder. Readers and followers read the file."""
         known = self._job.known_at(self.endpoints, self._engine.spans_machines)
         with contextlib.suppress(
             OSError
@@ -396,7 +408,7 @@ class JobRunner:
             write_running_job(self._job.logs, known)
 
     def _left_alone(self) -> str:
-        """Return the words of a report that say why a silent server is not killed."""
+        """Return the reason, in words, why a silent server is not killed."""
         if self._job.request.keeps_log:
             return "; workers wait for it. --restart-hung would have it go on from its log"
         return "; workers wait for it. What it has in memory would be lost with it, so it is not killed"
@@ -431,7 +443,7 @@ class JobRunner:
     def _promote(self, promote: PromoteStandby) -> None:
         self._keep_servers(promote.member)
         self._answering.discard(promote.member)
-        # The old ready file is forgotten before the command is sent, so that the next one means that the
+        # Remove the old ready file before sending the command. The next ready file then means that the
         # takeover is complete.
         self._engine.expect(promote.member)
         self._engine.command(promote.member, f"promote {promote.term}")
@@ -440,7 +452,7 @@ class JobRunner:
         self._screen.say(f"{promote.before} {why}; {promote.member} takes over")
 
     def _go_back(self) -> None:
-        """Prepare a new start from the job's last snapshot, after all processes have ended."""
+        """Prepare a restart of the whole job from its last snapshot. All processes have ended."""
         self._generation = self._supervisor.generation
         if self._chaos is not None:
             self._chaos.went_back()

@@ -1,7 +1,8 @@
-"""Offline prediction of `psfleet predict`: the request, and the program of each process that works on it.
+"""Offline prediction of `psfleet predict`: the request (PredictionJob), and the program of its processes.
 
 `psfleet predict` starts processes with `python -m psfleet_launch.prediction_job JOB`, where JOB is a
-PredictionJob in JSON. Each process writes parts of the predictions that no other process has written.
+PredictionJob in JSON. The processes share the work: each writes parts of the predictions that no other
+process has begun.
 """
 
 import functools
@@ -32,15 +33,16 @@ class PredictionJob:
 
     Attributes:
         model: Folder of an inference model, or MODULE:NAME of a function that makes the model.
-        data: Parquet files and folders of them, or files that `TextFiles` reads.
+        data: Parquet files, folders of Parquet files, or files that `TextFiles` reads.
         target: Folder for the predictions.
-        features: TOML or JSON file, or MODULE:NAME of a FeatureSet, or "" for the features in the model's
-            folder.
+        features: TOML or JSON file with the features, or MODULE:NAME of a FeatureSet, or "" for the
+            features in the model's folder.
         checkpoint: Snapshot with the weights, or "" if the inference model has them.
-        columns: Columns of the data that are copied to the predictions.
-        bad_rows: "skip" to leave out rows that cannot be read, or "fail"; as in `ParquetFiles`.
-        batch_size: Number of rows that the model gets at a time; as in `ParquetPredictions`.
-        part_rows: Rows after which a file of predictions ends, with a whole row group of the data.
+        columns: Columns of the data to copy to the predictions.
+        bad_rows: "skip" to leave out rows that cannot be read, or "fail", as in `ParquetFiles`.
+        batch_size: Number of rows that the model gets at a time, as in `ParquetPredictions`.
+        part_rows: Number of rows after which a new file of predictions begins. A file always has complete
+            row groups of the data.
     """
 
     model: str
@@ -55,10 +57,10 @@ class PredictionJob:
 
     @functools.cached_property
     def feature_set(self) -> FeatureSet:
-        """Description of the model's inputs.
+        """Features of the model, which describe its inputs.
 
         Raises:
-            ConfigError: There is no description, or it cannot be read.
+            ConfigError: There is no description of the features, or it cannot be read.
         """
         features = features_of(self.model, self.features or None)
         if features is None:
@@ -69,7 +71,7 @@ class PredictionJob:
         return features
 
     def predictions(self) -> ParquetPredictions:
-        """Return the predictions in the target, of which some or all may be written already."""
+        """Return the predictions in the target folder. Some or all parts may be written already."""
         for path in (self.model, self.target, self.checkpoint):
             local_path(path)  # no URL
         check_model(self.model, has_weights=bool(self.checkpoint))
@@ -94,7 +96,7 @@ class PredictionJob:
 
 
 def main(text: str) -> int:
-    """Do this process's part of the job, given as JSON, and return the exit code."""
+    """Run a PredictionJob given as JSON, and return the exit code of this process."""
     try:
         import_rules(read_environment().rules)  # snapshots refer to them
         PredictionJob(**json.loads(text)).run()

@@ -7,8 +7,9 @@
     for batch in fleet.dataset(files, batch_size=512):
         ...
 
-The functions of this module are the methods of one Fleet; a process that needs a second fleet creates a
-Fleet. If the environment names no cluster, every function works on tables in this process.
+The functions of this module are the methods of one `Fleet` object. A process that needs a second fleet
+creates another `Fleet`. If the environment variables name no cluster, every function works on tables in
+this process.
 
 Read `fleet.py` first, then `data_loops.py` for how a script continues after a restart.
 """
@@ -80,7 +81,7 @@ __all__ = [
 
 _fleet = process_fleet
 util = _fleet.util
-"""The all-reduces and file lists of this process's fleet, a `Util`."""
+"""Collectives and helpers of this process's fleet: `fleet.util.all_reduce`, `get_file_shard` and others."""
 init = _fleet.init
 is_server = _fleet.is_server
 is_worker = _fleet.is_worker
@@ -123,13 +124,16 @@ print_table_stat = _fleet.print_table_stat
 
 
 def reset() -> None:
-    """Forget the model, so that the code that builds it can run again in this process.
+    """Return this process to the state just after `import psfleet`, so that a model can be built again.
 
-    Afterwards this process is as if it had just imported psfleet: the default programs are empty,
-    generated names count from 0, and `fleet.init()` has not been called. The tables of an embedded
-    fleet are gone; save them before if you want them. A worker of a cluster flushes its pushes and
-    leaves the fleet, as with `fleet.stop_worker()`. Clients of `psfleet.connect()` share the fleet, so they
-    end too. Programs that you have made yourself are untouched. Do not call it inside `program_guard`.
+    Useful in tests and notebooks. Afterwards the default programs are empty, generated names count from 0,
+    and `fleet.init()` has not been called. Programs that you have created yourself stay.
+
+    - Without a cluster, the tables are lost. Save them before if you need them.
+    - A worker of a cluster sends its outstanding pushes and leaves the fleet, as in `fleet.stop_worker()`.
+    - Clients of `psfleet.connect()` share the fleet and are closed too.
+
+    Do not call it inside `program_guard`.
     """
     program.renew()
     names.renew()

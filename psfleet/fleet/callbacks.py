@@ -6,10 +6,11 @@
     for step, batch in enumerate(fleet.dataset(files, 1024, epochs=5), 1):
         ...  # one step
         if step % 1000 == 0:
-            fleet.report_evaluation({"auc": auc})  # ends the loop after the third one that is no better
+            fleet.report_evaluation({"auc": auc})  # the loop ends after 3 reports without a better auc
 
-Write your own as a subclass of Callback. All methods are called in the thread that trains, between two steps,
-and an error in one ends the script. `--tensorboard` of the launcher needs no logger.
+For a callback of your own, derive a class from Callback. Its methods are called in the thread that trains,
+between two steps, and an error in a method ends the script. TensorBoard needs no callback: start the job with
+`psfleet-launch --tensorboard FOLDER`.
 """
 
 import atexit
@@ -38,7 +39,7 @@ _REPLY_TIMEOUT = 10.0  # seconds for a tracking server to reply at all
 
 
 class Callback:
-    """Base class of actions at certain points of the training loop. Override the methods that you need.
+    """Base class of objects that act after steps, evaluations and snapshots. Override the methods you need.
 
         class PrintLoss(Callback):
             def on_step(self, step, values):
@@ -49,8 +50,8 @@ class Callback:
 
     Attributes:
         fleet: Fleet of the process, set by `add_callbacks`.
-        is_stopped: Set it to True to end the loops over `fleet.dataset` and `fleet.shard` after this step, on
-            all workers at the same step.
+        is_stopped: Set this to True to end the loops over `fleet.dataset` and `fleet.shard` after the present
+            step. Set it on all workers at the same step.
     """
 
     fleet: Any = None
@@ -64,27 +65,31 @@ class Callback:
 
         Args:
             step: Number of pushes that this worker has made.
-            values: Values by name that `fleet.log` got since the step before.
+            values: Values, by name, that were passed to `fleet.log` since the previous step.
         """
 
     def on_evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """Act on an evaluation that was passed to `fleet.report_evaluation`. All workers get the same
-        values."""
+        """Act on an evaluation that the script passed to `fleet.report_evaluation`.
+
+        Args:
+            step: Number of pushes that this worker has made.
+            values: Metrics by name, the same on all workers.
+        """
 
     def on_snapshot(self, step: int, folder: str) -> None:
-        """Act on a complete snapshot or saved tables. Called on worker 0 only.
+        """Act after a snapshot was taken or tables were saved. Called on worker 0 only.
 
-        Snapshots of `--snapshot-every` are reported with a heartbeat, at the end of a step; if several were
-        taken since the last report, only the newest is. A worker that starts again gets the newest once
-        more.
+        Snapshots of `--snapshot-every` are reported at the end of a step. If several were taken since the
+        last report, only the newest is reported. After a restart of worker 0 the newest snapshot is
+        reported again.
 
         Args:
             step: Last step that the snapshot includes.
-            folder: Folder of the snapshot.
+            folder: Folder of the snapshot or of the saved tables.
         """
 
     def close(self) -> None:
-        """Free resources when the worker leaves the fleet."""
+        """Free resources. Called when the worker leaves the fleet."""
 
 
 class BestValue(Callback):
@@ -106,12 +111,16 @@ class BestValue(Callback):
         self.best_step = 0
 
     def is_better(self, step: int, values: Mapping[str, float]) -> bool:
-        """Return whether an evaluation is better than all before, and if so, store it as the best.
+        """Return whether an evaluation is better than all earlier ones. If so, store it as the best.
 
         An evaluation whose metric is NaN is never better.
 
+        Args:
+            step: Step of the evaluation.
+            values: Metrics of the evaluation by name.
+
         Raises:
-            UsageError: The evaluation lacks the metric.
+            UsageError: `values` lacks the watched metric.
         """
         if self.metric not in values:
             raise UsageError(
@@ -132,18 +141,21 @@ class BestValue(Callback):
         return {"best": self.best, "best_step": self.best_step}
 
     def set_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` has returned."""
+        """Restore a state that `state_dict` has returned."""
         vars(self).update(state)
 
 
 class EarlyStopping(BestValue):
     """Callback that ends training after several evaluations in a row without improvement.
 
+        fleet.add_callbacks(EarlyStopping("auc", patience=3))
+
     Args:
         metric: Name of the metric among the values of an evaluation.
         patience: Number of evaluations in a row without improvement after which training ends.
         mode: "max" if larger values are better, "min" if smaller ones are.
-        least_change: Smallest difference from the best value that counts as an improvement, exclusive.
+        least_change: An evaluation is an improvement only if it differs from the best value by more than
+            this.
     """
 
     @checked
@@ -173,12 +185,14 @@ class EarlyStopping(BestValue):
 
 
 class KeepBest(BestValue):
-    """Callback that saves all tables whenever an evaluation is the best so far. Load them with
-    `fleet.load_model`.
+    """Callback that saves all tables whenever an evaluation is the best so far.
+
+        fleet.add_callbacks(KeepBest("auc", "best"))  # later: fleet.load_model("best")
 
     Args:
         metric: Name of the metric among the values of an evaluation.
-        folder: Folder that all servers can write. Its content is replaced once the new one is complete.
+        folder: Folder to save to, which all servers must be able to write. A new save replaces the old one
+            only when it is complete.
         mode: "max" if larger values are better, "min" if smaller ones are.
     """
 
@@ -196,9 +210,9 @@ class KeepBest(BestValue):
 class _RunLogger(Callback):
     """Base of loggers that write values from worker 0 to one run of an experiment tracker.
 
-    The id of the run is remembered, so that a restarted worker continues the same run. The run is opened
-    when the logger is added: a missing package or store then ends the job before it trains. Other workers
-    need neither.
+    The id of the run is saved with the worker's state, so that a restarted worker continues the same run.
+    Worker 0 opens the run when the logger is added: if the package or the tracking server is missing, the job
+    ends before it trains. Other workers need neither.
     """
 
     def __init__(self, every: int) -> None:
@@ -237,7 +251,7 @@ class _RunLogger(Callback):
 
     @abstractmethod
     def _open(self) -> Any:
-        """Start a run, or continue the remembered one."""
+        """Start a run, or continue the run whose id was restored."""
 
     @abstractmethod
     def _write(self, run: Any, step: int, values: Mapping[str, float]) -> None: ...
@@ -257,6 +271,8 @@ class _RunLogger(Callback):
 
 class WandbLogger(_RunLogger):
     """Callback that logs values, evaluations and the folder of the newest snapshot to Weights & Biases.
+
+        fleet.add_callbacks(WandbLogger(project="clicks"))
 
     Args:
         every: Number of steps between two logged values of `fleet.log`. Every evaluation is logged.
@@ -294,6 +310,8 @@ class WandbLogger(_RunLogger):
 
 class MlflowLogger(_RunLogger):
     """Callback that logs values, evaluations and the folder of the newest snapshot to a run of MLflow.
+
+        fleet.add_callbacks(MlflowLogger("clicks", "http://mlflow:5000"))
 
     Args:
         experiment: Name of the experiment, which is created if it does not exist.

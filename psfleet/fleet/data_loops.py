@@ -1,13 +1,15 @@
 """Loops of a script over its data (`fleet.dataset`, `fleet.shard`), and their continuation after a restart.
 
-A script has no checkpoint of its own: after its worker died, or when a job resumes from a snapshot, it runs
-again from its first line. This module makes that work. After each step it records the position in the loops
-(loop number, item, collectives so far) together with the states of all remembered objects. The record goes
-into snapshots and travels with every push, so that the servers have the record of the last push that
-counts. The second run then
+A script has no checkpoint of its own. After its worker died, or when a job resumes from a snapshot, the
+script runs again from its first line. This module lets the second run continue where the first one stopped.
 
-    1. skips batches, loops, pushes and collectives before the recorded position (the *aim*),
-    2. restores all remembered objects when it gets there (`_look`),
+After each step it makes a record: the position in the loops (number of the loop, number of the batch,
+collectives so far) and the states of all objects passed to `fleet.remember`. The record is stored in
+snapshots and sent with every push, so the servers know the record of the last push that they have applied.
+The second run
+
+    1. skips batches, loops, pushes and collectives before the recorded position (`_aim`),
+    2. restores all remembered objects when it reaches that position (`_look`),
     3. continues as if it had never stopped.
 
 Loops are numbered in the order in which the script begins them, so a script must run the same loops each
@@ -50,7 +52,7 @@ class DataLoops:
         index: Number of this worker.
         workers: Number of all workers.
         meet: Function that waits for all workers.
-        end_step: Function that is called at the end of each step, and returns True to end the loop there.
+        end_step: Function to call at the end of each step. It returns True to end the loop.
         is_stopped: Function that returns True if loops are to end before their first batch.
         runtime: Function that returns the runtime of the cluster, or None in a process without one.
         snapshots: True if snapshots are taken or the job resumes from one, so that positions must be kept.
@@ -102,14 +104,15 @@ class DataLoops:
         self._ask()
         if not self._is_open:
             self._end_step()
-        # In a loop of the fleet a later incarnation goes on between two of its batches, and nowhere else.
+        # A restarted worker continues a loop of the fleet only between two batches, so inside such a loop the
+        # position (-1) is not sent to the servers here.
         self._mark(-1 if self._is_open else self._loops)
 
     def _ask(self, keeps: bool = False) -> None:
-        """Find out, once, the position of the script when it ran before.
+        """Read the record of the script's earlier run from the servers, once.
 
         Args:
-            keeps: True if snapshots must hold the states of remembered objects.
+            keeps: True if snapshots must contain the states of remembered objects.
         """
         if (keeps or self._snapshots) and not self._keeps:
             self._keeps = True
@@ -120,7 +123,7 @@ class DataLoops:
             self._restored = {**kept_states, **self._restored}
         if not self._asked:
             self._asked = True
-            # The state of the last push that counts is newer than the one in a snapshot.
+            # The record of the last applied push is newer than the record in a snapshot.
             self._restored |= self._progress.states
             if PLACE in self._restored:
                 self._aim.set_state_dict(self._restored[PLACE])
@@ -129,13 +132,13 @@ class DataLoops:
 
     @property
     def _progress(self) -> ScriptProgress:
-        """Pushes of the script so far, and the record that travels with them."""
+        """Number of the script's pushes so far, and the record to send with the next push."""
         cluster = self._cluster
         return self._alone if cluster is None else cluster.progress
 
     @property
     def _cluster(self) -> Cluster | None:
-        """The worker's part of the cluster, or None without one."""
+        """Connection of this worker to the cluster, or None without a cluster."""
         return None if self._runtime is None else self._runtime().cluster
 
     def _collectives_so_far(self) -> tuple[int, int]:
@@ -143,12 +146,15 @@ class DataLoops:
         return (0, 0) if cluster is None else cluster.collectives
 
     def _look(self, dealt: bool = False, extended: int = sys.maxsize) -> None:
-        """Restore the remembered objects if the script has reached its old position; its pushes count again.
+        """Restore the remembered objects if the script has reached the position of its earlier run.
+
+        From then on the script's pushes are sent to the servers again.
 
         Args:
-            dealt: True if the fleet assigns the data, so that no batch comes twice and all pushes are new.
-            extended: Number of a loop for which the fleet has assigned a batch. If the script had finished
-                this loop before, the resumed job has further epochs, which begin here.
+            dealt: True if no batch comes a second time, because the fleet assigns the batches or the source
+                cannot be read again. Then no push is a repetition.
+            extended: Number of a loop for which the fleet has just assigned a batch. If the earlier run had
+                finished this loop, the resumed job trains for more epochs, and these begin here.
         """
         reached = self._place.has_reached(self._aim) or extended < self._aim.loop
         if not self._there and reached:
@@ -159,16 +165,16 @@ class DataLoops:
             self._progress.catch_up()
 
     def _mark(self, loop: int, latest: bool = False) -> None:
-        """Record the position and states between two steps, for the next push.
+        """Record the position and the states between two steps, to be sent with the next push.
 
         Args:
-            loop: Number of the loop, or -1 to keep the states for snapshots only. A later incarnation then
-                continues elsewhere: within a loop of the fleet only between two of its batches.
-            latest: True to replace the record even if no push was made since it, because the fleet does not
-                assign the same batch again.
+            loop: Number of the loop. -1 records for snapshots only: a restarted worker does not continue
+                here.
+            latest: True to replace the last record even if no push was made since. The fleet needs this
+                because it does not assign the same batch again.
         """
-        # After steps whose gradients wait to be merged, the states are ahead of the tables. A later
-        # incarnation must repeat these steps, so no record is made.
+        # Gradients of merged steps that are not pushed yet are lost when the worker dies. The restarted
+        # worker must repeat these steps, so no record is made.
         if not self._there or current().waiting_steps:
             return
         if self._is_open:
@@ -179,7 +185,12 @@ class DataLoops:
             self._progress.mark(state, latest)
 
     def _note_collectives(self, loop: int, now: tuple[int, int]) -> None:
-        """Store how many collectives and mode switches the present loop has had, if any."""
+        """Store the numbers of collectives and mode switches in the present loop so far.
+
+        Args:
+            loop: Number of the loop.
+            now: Numbers since the start of the script.
+        """
         if now != self._collectives:
             self._place.collectives[loop] = (
                 now[0] - self._collectives[0],
@@ -187,7 +198,7 @@ class DataLoops:
             )
 
     def stepping(self, batches: Peekable[T]) -> Peekable[T]:
-        """Yield the batches that the fleet assigns, and record the position after each."""
+        """Iterate over batches that the fleet assigns, and record the position after each batch."""
 
         def taken() -> Iterator[T]:
             with self._loop() as loop:
@@ -198,8 +209,8 @@ class DataLoops:
                         self._break(loop)
                         return
                     self._mark(loop, latest=True)
-                # The script was in this loop before, and the fleet had no further batch for it. Its last push
-                # belonged to an assigned batch, so all pushes from here on are new.
+                # The earlier run stopped in this loop, and the fleet has no further batch for it. The earlier
+                # run's last push belonged to a batch of this loop, so all pushes from here on are new.
                 dealt = not self._there and self._aim.is_in(loop)
             self._look(dealt)
             self._mark(loop, latest=True)
@@ -246,7 +257,7 @@ class DataLoops:
             _log.warning(text)
 
     def _timed(self, items: Iterable[R]) -> Iterator[R]:
-        """Yield the items, and count the time until each is available as waiting for data."""
+        """Yield the items, and add the time until each is available to the worker's data-wait metric."""
         cluster, iterator = self._cluster, iter(items)
         while True:
             began = time.perf_counter_ns()
@@ -263,11 +274,13 @@ class DataLoops:
         return ((n, batch) for n, batch in enumerate(batches) if n % self._workers == self._index)
 
     def _sharded(self, numbered_batches: Iterable[tuple[int, T]], repeatable: bool) -> Iterator[T]:
-        """Yield a worker's batches, record the position after each, and wait for all workers at the end."""
+        """Yield this worker's batches, and record the position after each. At the end wait for all
+        workers."""
         with self._loop() as loop:
             start, stop = (0, None) if self._there else self._aim.behind(loop)
-            # A source that cannot be read again has no batches to skip. All of it is skipped if the loop was
-            # finished or left before; else the loop continues with the batches that come now.
+            # A source that cannot be read again has no old batches to skip. If the earlier run has finished
+            # or left this loop, the whole source is skipped. Otherwise the loop continues with the next
+            # batches.
             if not repeatable:
                 numbered_batches, start = (
                     () if start == sys.maxsize or stop is not None else numbered_batches,
@@ -295,16 +308,18 @@ class DataLoops:
         check_trained()
 
     def _break(self, loop: int, collectives: tuple[int, int] | None = None) -> None:
-        """Record that a loop was left before its end, so that a later run leaves it at the same item."""
+        """Record that the script left a loop before its end, so that a later run leaves it after the same
+        batch.
+        """
         if loop >= 0:
             self._place.broken[loop] = self._place.item + 1
             self._note_collectives(loop, collectives or self._collectives_so_far())
 
     @contextlib.contextmanager
     def _loop(self) -> Iterator[int]:
-        """Run a loop within the block, and yield its number, or -1 for a loop inside another one.
+        """Context of a loop: yield the loop's number, or -1 for a loop inside another one.
 
-        An inner loop belongs to a step of the outer one, whose position counts.
+        An inner loop is part of a step of the outer loop, so only the outer loop's position is recorded.
         """
         self._ask()
         if self._is_open:
@@ -315,9 +330,9 @@ class DataLoops:
         self._collectives = self._collectives_so_far()
         position.enter(loop)
         if not self._there and PLACE in self._progress.states:
-            # The batches that are skipped had collectives, which the other workers have finished and will not
-            # repeat: count them as done. After a resume from a snapshot all workers run again, and
-            # repeat their collectives together.
+            # Only this worker was restarted. The other workers have finished the collectives of the skipped
+            # batches and will not repeat them, so count these as done. After a resume from a snapshot, in
+            # contrast, all workers run again and repeat their collectives together.
             position.collectives[loop] = self._aim.collectives.get(loop, (0, 0))
             if cluster is not None:
                 cluster.pass_collectives(*position.collectives[loop])
@@ -334,10 +349,10 @@ class DataLoops:
 
 
 def _is_unseeded(batches: Any) -> bool:
-    """Return whether the batches are a torch DataLoader that shuffles with an unseeded generator.
+    """Return whether the batches are a torch DataLoader that shuffles without a seed chosen by the script.
 
-    torch seeds such a generator from the system, with 64 bits, whereas seeds that people choose fit into 32
-    bits. So a larger seed means that none was set.
+    If no seed was set, torch draws a random one with 64 bits. Seeds that people choose fit into 32 bits, so a
+    larger seed means that none was set.
     """
     sampler, torch = getattr(batches, "sampler", None), sys.modules.get("torch")
     if torch is None or type(sampler).__name__ != "RandomSampler":

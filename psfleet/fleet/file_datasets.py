@@ -1,16 +1,17 @@
-"""Datasets of the reference: text files in multi-slot format, for `exe.train_from_dataset`, and their
-generators.
+"""Paddle's datasets: text files in multi-slot format for `exe.train_from_dataset`, and generators of such
+text.
 
-They exist so that scripts of the reference run unchanged. The sources of psfleet.data
-(ParquetFiles, TextFiles) are for `fleet.dataset`, which also continues after a restart.
+They exist so that Paddle scripts run unchanged. New scripts use `fleet.dataset` with the sources of
+psfleet.data (ParquetFiles, TextFiles), which also continues after a restart.
 
-A line is one sample. For each variable, in the order of `set_use_var`, it has the number of values, then the
-values. With x of shape [-1, 1] and y of shape [-1, 2]:
+In the multi-slot format a line is one sample. For each variable, in the order of `set_use_var`, the line
+has the number of values (the *slot*'s size) and then the values. With x of shape [-1, 1] and y of shape
+[-1, 2]:
 
     1 7 2 0.5 0.25          x = 7, y = 0.5, 0.25
 
-FileDataset reads files while training runs, InMemoryDataset reads them before and can shuffle. A
-DataGenerator is the base of a program that turns any lines into this format, for `set_pipe_command`.
+FileDataset reads the files during training. InMemoryDataset reads them before training and can shuffle.
+DataGenerator is the base class of programs that convert lines of any format, for `set_pipe_command`.
 """
 
 import itertools
@@ -36,9 +37,9 @@ from psfleet.fleet.fleet import process_fleet
 from psfleet.fleet.sums import Util
 
 SlotValues = list[Array]
-"""Sample that was read: an array for each slot."""
+"""Sample read from a line: one array for each slot."""
 Sample = list[tuple[str, list[Any]]]
-"""Sample to print: name and values of each slot."""
+"""Sample to print as a line: name and values of each slot."""
 S = TypeVar("S")
 _EXCHANGED = 65536  # samples of all workers in one collective
 
@@ -49,12 +50,14 @@ _SHELL_SIGNS = frozenset("|&;<>()$`\\*?[]{}~#!\n")
 
 @checked
 class FileDataset:
-    """Dataset that reads its files while training runs. The reference calls it QueueDataset.
+    """Dataset of multi-slot text files.
 
-    dataset = fleet.QueueDataset()
-    dataset.init(batch_size=128, use_var=[x, y], pipe_command="python clicks.py")
-    dataset.set_filelist(["part-0", "part-1"])
-    exe.train_from_dataset(program, dataset)
+        dataset = fleet.QueueDataset()
+        dataset.init(batch_size=128, use_var=[x, y], pipe_command="python clicks.py")
+        dataset.set_filelist(["part-0", "part-1"])
+        exe.train_from_dataset(program, dataset)
+
+    The files are read during training. Paddle calls this class QueueDataset.
     """
 
     def __init__(self) -> None:
@@ -65,7 +68,7 @@ class FileDataset:
         self._arguments: str | list[str] = [self._command]
 
     def set_use_var(self, var_list: Sequence[Variable]) -> None:
-        """Set the data variables, in the order of the slots of a line."""
+        """Set the variables that a line has values for, in the order of the line."""
         for variable in var_list:
             if size_of(variable.shape[1:]) is None:
                 raise ShapeError(
@@ -83,11 +86,11 @@ class FileDataset:
         self._files = [str(name) for name in filelist]
 
     def set_pipe_command(self, pipe_command: str) -> None:
-        """Set a command that gets each file on its standard input, and whose output is read instead of the
-        file.
+        """Set a command that converts each file to the multi-slot format.
 
-        The command runs with the rights of this process. If it has signs of the shell (a pipe, a variable,
-        a pattern, ...), a shell runs it, as in the reference. Otherwise the program is started directly.
+        The command is run once for each file. It gets the file on its standard input, and the dataset reads
+        its output. The command has the rights of this process. If it contains shell syntax (a pipe, a
+        variable, a pattern, ...), a shell runs it, as in Paddle. Otherwise the program is started directly.
 
         Raises:
             ConfigError: The command is empty, or a quote is not closed.
@@ -95,15 +98,15 @@ class FileDataset:
         self._command, self._arguments = pipe_command, _arguments(pipe_command)
 
     def set_thread(self, thread_num: PositiveInt) -> None:
-        """Ignore the number of threads, which the reference has: one thread reads."""
+        """Do nothing. Accepted because Paddle has it; here one thread reads."""
 
     def init(self, **settings: Any) -> None:
         """Change several settings at once.
 
         Args:
-            settings: `batch_size`, `thread_num`, `use_var` and `pipe_command`, as in the methods of these
-                names. The reference's `input_type`, `fs_name`, `fs_ugi` and `download_cmd` are accepted
-                with the values that mean local files.
+            settings: `batch_size`, `thread_num`, `use_var` and `pipe_command`, as in `set_batch_size` and the
+                other setters. Paddle's `input_type`, `fs_name`, `fs_ugi` and `download_cmd` are accepted
+                only with the values for local files.
 
         Raises:
             ConfigError: A name is unknown, or a value is not supported.
@@ -128,14 +131,15 @@ class FileDataset:
             setters[name](settings[name])
 
     def update_settings(self, **settings: Any) -> None:
-        """Change settings, with the arguments of `init`."""
+        """Change several settings at once. Takes the same arguments as `init`."""
         self.init(**settings)
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
-        """Yield each batch as a feed: arrays by name of the variable.
+        """Yield the batches as feeds: one array for each variable, by the variable's name.
 
         Raises:
-            UsageError: No variables were set, or a line is not in the format. The error names the line.
+            UsageError: No variables were set, or a line is not in multi-slot format. The error names the
+                line.
         """
         if not self._variables:
             raise UsageError("the dataset has no variables; call set_use_var first")
@@ -153,7 +157,7 @@ class FileDataset:
         if not Path(name).is_file():
             raise UsageError(f"dataset file {name!r} does not exist")
         if self._command == "cat":
-            # A byte that is no text becomes a replacement character, which is reported as no number.
+            # A byte that is not valid text becomes a replacement character, and `_parse` reports the word.
             with open(name, errors="replace") as lines:
                 yield lines
             return
@@ -206,11 +210,13 @@ class FileDataset:
 
 @checked
 class InMemoryDataset(FileDataset):
-    """Dataset that reads all samples into memory before training, and can shuffle them.
+    """Dataset that reads all samples into memory before training.
 
-    dataset.load_into_memory()
-    dataset.global_shuffle()  # on every worker
-    exe.train_from_dataset(program, dataset)
+        dataset.load_into_memory()
+        dataset.global_shuffle()  # on every worker
+        exe.train_from_dataset(program, dataset)
+
+    Samples in memory can be shuffled, also between workers.
     """
 
     def __init__(self) -> None:
@@ -225,10 +231,10 @@ class InMemoryDataset(FileDataset):
             self.local_shuffle()
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
-        """Start to read the files in a thread. Call `wait_preload_done` before using the dataset.
+        """Start to read the files in another thread. Call `wait_preload_done` before you use the dataset.
 
         Args:
-            thread_num: Ignored. Accepted because the reference has it.
+            thread_num: Ignored. Accepted because Paddle has it.
         """
         reader = ThreadPoolExecutor(1, "psfleet-preload")
         self._loading = reader.submit(self.load_into_memory)
@@ -246,27 +252,28 @@ class InMemoryDataset(FileDataset):
         loading.result()
 
     def local_shuffle(self, seed: int | None = 0) -> None:
-        """Shuffle this worker's samples. The order depends only on the seed and the order before."""
+        """Shuffle this worker's samples. The same seed and the same previous order give the same new
+        order."""
         random.Random(seed).shuffle(self._memory())
 
     def global_shuffle(self, fleet: Any = None, thread_num: int = 12, seed: int = 0) -> None:
-        """Shuffle the samples of all workers together, and distribute them over the workers again.
+        """Shuffle the samples of all workers together, and distribute them evenly over the workers.
 
-        Every worker calls it. Afterwards the workers' numbers of samples differ by one at most. The order
-        depends only on the seed and the orders before.
+        Every worker must call this. Afterwards the workers' numbers of samples differ by one at most. The
+        same seed and the same previous orders give the same result.
 
         Args:
             fleet: Fleet of the workers, or None for psfleet.fleet.
-            thread_num: Ignored. Accepted because the reference has it.
+            thread_num: Ignored. Accepted because Paddle has it.
             seed: Seed, the same on all workers.
         """
         util = _util(fleet)
         samples = self._memory()
         index, counts = util.worker_index, [int(n) for n in util.all_gather(np.int64(len(samples)))]
         total, first = sum(counts), sum(counts[:index])
-        # All workers draw the same permutation, which says the new position of each sample. Worker i keeps
-        # the positions i, i + workers, ... A sample travels as a sum over the workers, to which all but its
-        # owner add zeros.
+        # All workers draw the same permutation: the new position of each sample. Worker i keeps the samples
+        # at positions i, i + workers, ... Samples are exchanged by all-reduce sums: the worker that has the
+        # sample adds its values, and every other worker adds zeros.
         new_positions = np.random.default_rng(seed).permutation(total)
         samples_by_position: dict[int, SlotValues] = {}
         for start in range(0, total, _EXCHANGED):
@@ -281,15 +288,16 @@ class InMemoryDataset(FileDataset):
         self._loaded = [samples_by_position[number] for number in sorted(samples_by_position)]
 
     def _columns(self, samples: list[SlotValues], first: int, start: int, stop: int) -> list[Array]:
-        """Return each variable's values of the samples `start` to `stop` - 1, counted over all workers.
+        """Return this worker's share of the samples `start` to `stop` - 1, one array for each variable.
 
-        Samples of other workers are zeros, so that a sum over all workers has the values of all samples.
+        Samples are numbered over all workers. Samples of other workers are zeros in the result, so that the
+        sum of all workers' results has the values of all samples.
 
         Args:
             samples: Samples of this worker.
-            first: Number of this worker's first sample among those of all workers.
+            first: Number of this worker's first sample.
             start: Number of the first sample to return.
-            stop: Number behind the last one.
+            stop: Number of the last sample to return, plus 1.
         """
         columns = []
         own_numbers = range(max(start, first), min(stop, first + len(samples)))
@@ -301,7 +309,14 @@ class InMemoryDataset(FileDataset):
         return columns
 
     def slots_shuffle(self, slots: Sequence[str], seed: int = 0) -> None:
-        """Shuffle the values of some variables between samples, to measure how much a model needs them."""
+        """Shuffle the values of some variables between this worker's samples.
+
+        An evaluation with shuffled values shows how much the model depends on these variables.
+
+        Args:
+            slots: Names of the variables.
+            seed: Seed of the new order.
+        """
         names = [variable.name for variable in self._variables]
         unknown = [slot for slot in slots if slot not in names]
         if isinstance(slots, str) or unknown:
@@ -320,9 +335,9 @@ class InMemoryDataset(FileDataset):
         self._loaded = None
 
     def get_memory_data_size(self, fleet: Any = None) -> int:
-        """Return the number of this worker's samples, or of all workers' if a fleet is passed.
+        """Return the number of this worker's samples or, if a fleet is passed, of all workers' samples.
 
-        With a fleet, every worker must call it.
+        If a fleet is passed, every worker must call this.
         """
         count = len(self._memory())
         return count if fleet is None else int(_util(fleet).all_reduce(np.int64(count)))
@@ -345,7 +360,7 @@ QueueDataset = FileDataset
 
 @checked
 class DatasetFactory:
-    """Factory of datasets by their names in the reference."""
+    """Factory that creates a dataset from the name of its Paddle class."""
 
     def create_dataset(self, datafeed_class: str = "QueueDataset") -> FileDataset:
         """Return a new dataset of class "FileInstantDataset", "QueueDataset" or "InMemoryDataset"."""
@@ -367,7 +382,7 @@ def _batches(samples: Iterator[S], size: int) -> Iterator[list[S]]:
 
 
 def _util(fleet: Any) -> Any:
-    """Return the `util` of a fleet, or of psfleet.fleet if it is None."""
+    """Return the `util` of a fleet, or of psfleet.fleet if `fleet` is None."""
     util = getattr(process_fleet if fleet is None else fleet, "util", None)
     if not isinstance(util, Util):
         raise UsageError(f"fleet is {fleet!r}; it must be psfleet.fleet or a Fleet")
@@ -399,7 +414,7 @@ def _values(variable: Variable, words: list[str], where: str) -> Array:
 
 
 class DataGenerator:
-    """Base of programs that turn lines of any format into multi-slot lines. A subclass has `generate_sample`.
+    """Base of programs that convert lines of any format to multi-slot lines. Define `generate_sample`.
 
         class Clicks(fleet.MultiSlotDataGenerator):
             def generate_sample(self, line):
@@ -423,19 +438,19 @@ class DataGenerator:
         self._batch_size = batch_size
 
     def generate_sample(self, line: str | None) -> Callable[[], Iterable[Sample | None]]:
-        """Return a function that yields the samples of a line. A subclass must define it.
+        """Return a function that yields the samples of a line. A subclass must define this method.
 
-        A sample is a list of (name, values) for each slot. None instead of a sample is skipped.
+        A sample is a list with (name, values) of each slot. If the function yields None, nothing is printed.
 
         Args:
-            line: Line with its end, or None in `run_from_memory`.
+            line: Line including its newline. `run_from_memory` passes None.
         """
         raise NotImplementedError(f"{type(self).__name__} must define generate_sample(self, line)")
 
     def generate_batch(self, samples: list[Sample]) -> Callable[[], Iterable[Sample]]:
         """Return a function that yields the samples to print for a batch of samples.
 
-        The default prints the batch unchanged. A subclass may define it, for example to pad samples.
+        By default the batch is printed unchanged. A subclass may override this, for example to pad samples.
         """
         return lambda: samples
 
@@ -470,7 +485,7 @@ class DataGenerator:
 
 
 class MultiSlotDataGenerator(DataGenerator):
-    """Data generator whose values are numbers."""
+    """Data generator for slots whose values are numbers."""
 
     def _word(self, name: str, value: Any) -> str:
         if isinstance(value, bool) or not isinstance(value, Real):
@@ -481,7 +496,7 @@ class MultiSlotDataGenerator(DataGenerator):
 
 
 class MultiSlotStringDataGenerator(DataGenerator):
-    """Data generator whose values are numbers as text, which are printed unchanged."""
+    """Data generator for slots whose values are strings, such as "0.5", which are printed unchanged."""
 
     def _word(self, name: str, value: Any) -> str:
         if not isinstance(value, str) or len(value.split()) != 1:

@@ -1,13 +1,13 @@
-"""Fleet: the object behind `psfleet.fleet`, through which a trainer script joins the servers and workers of
-a job.
+"""Fleet: the object behind `psfleet.fleet`. A trainer script uses it to join the servers and workers of a
+job.
 
-It knows the role of this process, connects to the servers when a parameter is first needed, and passes each
-call on to the runtime (psfleet.core.runtime) or to the script's loops (`data_loops.py`). It holds little
-state itself: the role, the strategy, and the loops. Roles, saving and callbacks are in its base classes,
-from `roles.py` over `fleet_saving.py` to `fleet_callbacks.py`.
+A Fleet reads the role of this process and connects to the servers when a parameter is first needed. It
+passes calls on to the runtime (psfleet.core.runtime) or to the script's loops (`data_loops.py`), and holds
+little state itself: the role, the strategy and the loops. Its base classes have the methods about roles
+(`roles.py`), saving (`fleet_saving.py`) and callbacks (`fleet_callbacks.py`).
 
-`process_fleet` is the one instance whose methods are the functions of the package. All methods are called
-in the thread that trains.
+The functions of `psfleet.fleet` are the methods of the instance `process_fleet`. Call all methods in the
+thread that trains.
 """
 
 import atexit
@@ -60,7 +60,7 @@ class Fleet(FleetCallbacks):
         for batch in fleet.dataset(files, batch_size=512):
             ...
 
-    Without a cluster in the environment, all methods work on tables in this process.
+    If the environment variables name no cluster, all methods work on tables in this process.
     """
 
     def __init__(self) -> None:
@@ -76,15 +76,20 @@ class Fleet(FleetCallbacks):
         is_collective: bool = False,
         strategy: DistributedStrategy | Parts | None = None,
     ) -> None:
-        """Read the role of this process. The connection is made when a parameter is first needed.
+        """Read the role of this process. Call it at the start of the script.
+
+            fleet.init()
+
+        The connection to the servers is made later, when a parameter is first needed.
 
         Args:
             role_maker: Source of the role, or None for the environment variables that the launcher sets.
-            is_collective: Must be False. Accepted because the reference has it.
+            is_collective: Must be False. Accepted because Paddle has it.
             strategy: Strategy, as for `distributed_optimizer`.
 
         Raises:
-            ConfigError: The environment is wrong, or the process is connected with another strategy.
+            ConfigError: An environment variable is missing or wrong, or `psfleet.connect()` has connected
+                this process with another strategy.
         """
         check_no_collective(is_collective)
         self._joined = environment_of(role_maker)
@@ -137,12 +142,12 @@ class Fleet(FleetCallbacks):
         return runtime
 
     def _hear(self, parts: Parts) -> None:
-        """Use the settings of `psfleet.connect` if the script has passed no strategy."""
+        """Use the settings passed to `psfleet.connect` if the script has passed no strategy."""
         if self._strategy is None and parts:
             self._strategy = parts
 
     def settings(self) -> Settings:
-        """Return the strategy in force. A setting of the launcher wins over one of the script."""
+        """Return the strategy in effect. Settings of the launcher override those of the script."""
         return self._settings(self._strategy)
 
     def _settings(self, strategy: DistributedStrategy | Parts | None) -> Settings:
@@ -154,15 +159,15 @@ class Fleet(FleetCallbacks):
         active()
 
     def init_server(self, dirname: FilePath | None = None) -> None:
-        """Prepare a server.
+        """Choose the state that `run_server` starts from. Call it in server processes only.
 
         Args:
-            dirname: Folder of a snapshot that the server starts from, or None to start without rows.
+            dirname: Folder of a snapshot to load, or None to start without rows.
         """
         self._load_path = None if dirname is None else os.fspath(dirname)
 
     def run_server(self) -> None:
-        """Serve until every worker has left, then return."""
+        """Run this process as a server until every worker has left the fleet."""
         if not self.is_server():
             raise ConfigError("run_server() was called in a process whose role is not server")
         for entry in importlib.metadata.entry_points(group="psfleet.servers", name="shard"):
@@ -171,10 +176,10 @@ class Fleet(FleetCallbacks):
         raise ConfigError("the server program is not installed; reinstall psfleet")
 
     def stop_worker(self) -> None:
-        """Send this worker's pushes and leave the fleet, until `init` is called. Safe to call twice.
+        """Send this worker's outstanding pushes and leave the fleet.
 
-        The worker counts as finished. It is called at the end of the process too, unless the script has
-        failed.
+        The fleet then treats the worker as finished. Calling it twice is harmless, and `init` joins again. At
+        the end of the process this happens by itself, unless the script has failed.
         """
         try:
             self._close_callbacks()
@@ -186,7 +191,7 @@ class Fleet(FleetCallbacks):
                 before.close()
 
     def forget(self) -> None:
-        """Leave the fleet and return to the state before `init`, as `psfleet.reset` needs it."""
+        """Leave the fleet and return to the state before `init`. Scripts call `psfleet.reset` instead."""
         try:
             self.stop_worker()
         finally:
@@ -198,13 +203,13 @@ class Fleet(FleetCallbacks):
             NEWEST.clear()
 
     def _leave(self) -> None:
-        # A worker that leaves counts as finished. One that has failed keeps its seat, so that its next
-        # incarnation can take over.
+        # The servers treat a worker that leaves as finished. A failed worker must not leave: it keeps its
+        # seat (its number in the fleet), so that its restarted process can take the seat over.
         if not current().has_failed():
             self.stop_worker()
 
     def barrier_worker(self) -> None:
-        """Wait until all workers have called this and the servers have applied their pushes."""
+        """Wait until all workers have called this and the servers have applied all pushes made before."""
         active().barrier()
         invalidate()
 
@@ -212,6 +217,9 @@ class Fleet(FleetCallbacks):
         self, optimizer: Any, strategy: DistributedStrategy | Parts | None = None
     ) -> DistributedOptimizer:
         """Wrap an optimizer so that the servers hold and update its parameters.
+
+            optimizer = fleet.distributed_optimizer(psfleet.optimizer.Adam(0.001))
+            optimizer.minimize(loss)
 
         Args:
             optimizer: Optimizer of psfleet.optimizer.
@@ -223,10 +231,11 @@ class Fleet(FleetCallbacks):
         """Use another strategy from now on, or keep the present one if `strategy` is None.
 
         Returns:
-            The settings in force, in which those of the launcher win.
+            The settings in effect. Settings of the launcher override those of `strategy`.
 
         Raises:
-            ConfigError: `strategy` is no strategy, or needs another connection than the one that is open.
+            ConfigError: `strategy` is no strategy, or this process is connected already with another mode,
+                wire format or localsgd setting.
         """
         if strategy is not None:
             self._check_unconnected(strategy)
@@ -234,8 +243,7 @@ class Fleet(FleetCallbacks):
         return self.settings()
 
     def _check_connected(self, strategy: DistributedStrategy | Parts | None) -> None:
-        """Keep the runtime of `psfleet.connect()`, and refuse a strategy that this runtime does not
-        follow."""
+        """Raise ConfigError if the runtime that `psfleet.connect()` opened does not fit the strategy."""
         settings = self._settings(strategy)
         if settings.localsgd is not None:
             raise ConfigError(
@@ -270,15 +278,15 @@ class Fleet(FleetCallbacks):
 
             fleet.set_mode("ssp", staleness=4)
 
-        The call waits for all workers. The servers apply all pushes made before, then the workers continue in
-        the new mode. In an embedded runtime all modes are the same, and the call does nothing.
+        The call waits for all workers and until the servers have applied all earlier pushes. Then the workers
+        continue in the new mode. Without a cluster all modes are the same, and the call does nothing.
 
         Args:
             mode: Name of the mode, such as "async" (docs/strategies.md describes the modes).
-            settings: Settings of that mode, as in a strategy file's [consistency].
+            settings: Settings of that mode, as in the section [consistency] of a strategy file.
 
         Raises:
-            ConfigError: A setting is unknown or contradicts another, or workers ask for different modes or
+            ConfigError: A setting is unknown or contradicts another, or workers pass different modes or
                 settings. The mode has not changed.
         """
         mode_settings = Settings.from_parts({"consistency": {"mode": mode, **settings}})
@@ -288,15 +296,18 @@ class Fleet(FleetCallbacks):
         invalidate()
 
     def scale_servers(self, servers: PositiveInt) -> None:
-        """Request another number of servers for a running job of psfleet-launch. One worker calls it.
+        """Request another number of servers for a running job. Call it on one worker.
 
-        The call returns at once. The launcher starts the missing servers, and the workers use the new
-        number after one of their next collectives, in sync mode with the same bits. `server_num` returns
-        the number in use. If the request cannot be carried out, nothing changes and the launcher prints the
-        reason. In an embedded runtime the call does nothing.
+            fleet.scale_servers(4)
+
+        The call returns at once. The launcher starts the missing servers. The workers switch to the new
+        number at one of their next collectives (a barrier, an all-reduce, or the end of a `shard` loop).
+        `server_num` returns the number in use. In sync mode the results of training stay bit-identical. If
+        the request cannot be carried out, nothing changes and the launcher prints the reason. Without a
+        cluster the call does nothing.
 
         Args:
-            servers: Number of servers to have.
+            servers: Wanted number of servers.
 
         Raises:
             ConfigError: The servers were not started by a launcher.
@@ -311,31 +322,34 @@ class Fleet(FleetCallbacks):
         shuffle_seed: int | None = None,
         prefetch: NonNegativeInt = 0,
     ) -> Iterator[Any]:
-        """Iterate over this worker's batches, which the fleet assigns as workers come, die and return.
+        """Iterate over this worker's batches of a data source that all workers share.
 
             for batch in fleet.dataset(len(x), batch_size=512, epochs=3, shuffle_seed=7):
                 ...  # x[batch], then one step
 
-        Make one step for each batch. How often a sample is used depends on the mode:
+        The fleet assigns the batches to the workers that are running, also when workers die, return or are
+        added. Make one step for each batch, also under localsgd. How often a sample of an epoch is used
+        depends on the mode:
 
-        - sync: every sample of an epoch is in exactly one closed round, even if workers die, return or are
-          added.
+        - sync: every sample is in exactly one closed round.
         - other modes: at most once on every server.
-        - In one process: once, in order.
+        - without a cluster: once, in the order of the source or of the shuffle.
 
-        All workers must use the same datasets in the same order. All stages of a worker get the same
-        batches, and under localsgd each batch is one step of the fleet too. A worker that starts again runs
-        its script from the beginning, and skips datasets, or parts of one, that are used up.
+        All workers must iterate over the same datasets in the same order. All pipeline stages of a worker get
+        the same batches. A restarted worker runs its script from the beginning, and samples that were used
+        already are skipped.
 
         Args:
-            source: Samples to iterate over. A number n gives int64 indices from 0 to n - 1. An array gives
-                its rows, and another sequence (of file names, for example) lists of its elements.
-                ParquetFiles, TextFiles, RecordBatches and KafkaTopic of psfleet.data give their batches.
+            source: Samples to iterate over. For a number n a batch is an int64 array of indices from 0 to n
+                - 1. For an array a batch is an array of rows. For another sequence, such as file names, a
+                batch is a list of elements. ParquetFiles, TextFiles, RecordBatches and KafkaTopic of
+                psfleet.data define their own batches.
             batch_size: Number of samples in one worker's step. The last step of an epoch may have fewer.
             epochs: Number of passes over all samples, or None to repeat until the script leaves the loop.
-            shuffle_seed: Seed that gives each epoch another order, or None for the order of the source.
-            prefetch: Number of batches of files that are read and decoded ahead in a thread. Does not change
-                the order.
+            shuffle_seed: Seed of the order, which is another one in each epoch. None keeps the order of the
+                source.
+            prefetch: Number of batches to read and decode ahead in another thread, for sources that read
+                files. Does not change the order.
 
         Returns:
             Iterator over the batches. With one worker it also has a length.
@@ -350,26 +364,25 @@ class Fleet(FleetCallbacks):
         return SizedPeekable(lambda: stepping, lambda: epochs * -(-size // batch_size))
 
     def shard(self, batches: Iterable[T], repeatable: bool = True) -> Iterator[T]:
-        """Iterate over this worker's share of the script's own batches: batch i goes to worker i mod
-        worker_num.
+        """Iterate over this worker's share of batches that the script makes itself.
 
             for batch in fleet.shard(batches()):
                 ...  # one step
 
-        All workers must read the same batches in the same order, so a source that shuffles needs the same
-        seed on every worker. At the end the loop waits for the other workers, so that workers with
-        different numbers of batches leave it together.
+        Batch i belongs to worker i mod `worker_num`. All workers must read the same batches in the same
+        order, so a source that shuffles needs the same seed on every worker. At the end the loop waits for
+        the other workers, so that workers with different numbers of batches leave it together.
 
-        A worker that starts again runs its script from the beginning. The loop then reads the source from
-        its start and continues after the last batch whose step counts (docs/membership.md). Loops that were
-        finished before yield nothing.
+        A restarted worker runs its script from the beginning. Its loop then reads the source from the start
+        and yields the batches after the last applied step (docs/membership.md). Loops that were finished
+        before yield nothing.
 
         Args:
-            batches: A list, a DataLoader, a generator or any other iterable. If it can be read repeatedly, so
-                can the result, and if it has a length, so has the result.
-            repeatable: True if the source gives the same batches when the script runs again. With False (a
-                socket, a queue) a worker that starts again continues with the batches that come then. A file
-                that cannot seek counts as False.
+            batches: A list, a DataLoader, a generator or any other iterable. If `batches` can be read
+                repeatedly, so can the result. If `batches` has a length, so has the result.
+            repeatable: True if the source gives the same batches when the script runs again. Pass False for a
+                socket or a queue: a restarted worker then continues with the next batches that arrive. A file
+                that cannot seek is treated as False.
         """
         return self._own_loops().shard(batches, repeatable)
 
@@ -381,15 +394,15 @@ class Fleet(FleetCallbacks):
         window: int = 0,
         decay: float = 0.0,
     ) -> FleetMetrics:
-        """Create metrics over the samples of all workers, each counted exactly once, during training.
+        """Create metrics that are computed during training, over the samples of all workers.
 
             scores = fleet.metrics([metrics.Auc(), metrics.LogLoss()])  # psfleet.metrics
             for batch in fleet.shard(batches()):
                 scores.update(predictions, labels)  # in each step, best before its push
             print(scores.read().run["auc"])
 
-        Call it on every worker, after `distributed_optimizer` and before the first step. Counts that were not
-        pushed yet survive a restart of the worker, as with `remember`.
+        Call it on every worker, after `distributed_optimizer` and before the first step. Each sample is
+        counted exactly once, even if a worker is restarted.
 
         Args:
             metrics, name, slices, window, decay: Arguments of `psfleet.metrics.FleetMetrics`.
@@ -413,23 +426,24 @@ class Fleet(FleetCallbacks):
             ...
             print(evaluation.result()["auc"])
 
-        One worker calls it. The call takes a snapshot, which is one cut through the pushes of all workers,
-        and starts a thread of this process that computes the metrics from it. No table changes, so in sync
-        mode training ends with the same bits as without it. This process must have memory for all weights.
+        Call it on one worker. The call takes a snapshot of all servers at the same point of training, and
+        starts a thread of this process that computes the metrics from the snapshot. It changes no table, so
+        training in sync mode is bit-identical with and without it. This process needs memory for all
+        weights.
 
         Args:
             model: Model to predict with: a variable of a program, a mapping from tasks to variables, or a
                 torch module.
-            batches: Tuples (inputs, labels) or (inputs, labels, more), read while training continues.
-                Inputs are a feed, or the argument of the module. Labels of several tasks are a mapping.
-                `more` are keyword arguments for the metrics, such as {"weights": ..., "slices": ...,
-                "groups": ...}.
+            batches: Tuples (inputs, labels) or (inputs, labels, more), read in the thread. `inputs` is a
+                feed of the program or the argument of the module. `labels` is an array, or a mapping from
+                tasks to arrays. `more` has keyword arguments for the metrics, such as {"weights": ...,
+                "slices": ..., "groups": ...}.
             metrics, slices: Arguments of `psfleet.metrics.FleetMetrics`.
-            folder: Folder for the snapshot, which all servers can write. None uses the folder for temporary
-                files, which the servers must share with this worker, and removes the snapshot when it is
-                read.
+            folder: Folder for the snapshot, which all servers must be able to write. None uses this machine's
+                folder for temporary files, which works only if the servers share that folder, and removes the
+                snapshot after reading it.
             transform: Function that turns the model's logits into probabilities: `torch.sigmoid` for a
-                module, a function of an array for a program. None passes the model's output to the metrics.
+                module, a function of an array for a program. None passes the model's output on unchanged.
 
         Raises:
             CheckpointError: The snapshot cannot be taken.
@@ -444,8 +458,8 @@ class Fleet(FleetCallbacks):
             scheduler = fleet.remember("lr", scheduler)
 
         The state is sent with every push and stored in snapshots. After a restart the script runs from its
-        start, and when it reaches the position in its loops where it was before, `thing` gets back the
-        state that it had there. Call it before the first step, with the same names in every run.
+        start. When it reaches the position in its loops where it stopped, `thing` gets the state that it
+        had at that position. Call `remember` before the first step, with the same names in every run.
 
         Args:
             name: Name that is unique in the script.
@@ -458,37 +472,47 @@ class Fleet(FleetCallbacks):
         return self._own_loops().remember(name, thing)
 
     def step_done(self) -> None:
-        """Mark the end of a step: the states of remembered objects are kept as they are now.
+        """Mark the end of a step, so that a restarted worker can continue here.
 
-        Call it after each step of a loop that iterates over neither `dataset` nor `shard`, which do it
-        themselves.
+        Call it after each step of a loop of your own. Loops over `dataset` and `shard` need no such call. The
+        states of remembered objects are saved as they are now.
         """
         self._own_loops().step_done()
 
     def print_table_stat(self, table: str | None = None) -> None:
-        """Print rows, bytes and updates of one table, or of all if `table` is None, summed over the
-        servers."""
+        """Print the number of rows, bytes and updates of a table, or of all tables if `table` is None.
+
+        Rows and bytes are summed over the servers.
+        """
         sums.print_table_stat(table)
 
     def table_stat(self) -> dict[str, dict[str, Any]]:
-        """Return rows or values, bytes and updates of each table by name, summed over the servers.
+        """Return the size of each table, after this worker's pushes were applied.
 
-        This worker's pushes are applied before.
+        The values of the result are dicts with `count` (rows, or values of a dense table), `unit` ("rows"
+        or "values"), `bytes`, `step` (number of updates) and `servers`. `count` and `bytes` are sums over
+        the servers.
+
+        Returns:
+            Such a dict for each table name.
         """
         return sums.table_stat()
 
     def staleness(self) -> dict[int, int]:
-        """Return how many pushes had which staleness, for all workers, summed over the servers.
+        """Return a histogram of the staleness of all workers' pushes, summed over the servers.
 
-        The staleness of a push is the number of pushes by other workers that a server has applied since
-        this worker's last pull. From 256 on it is rounded down to a power of two. The result is empty in
-        sync mode.
+        The staleness of a push is the number of pushes by other workers that a server has applied between
+        the worker's pull and this push. From 256 on it is rounded down to a power of two.
+
+        Returns:
+            Number of pushes by staleness. Empty in sync mode.
         """
         return sums.staleness()
 
 
 def _link(position: stages.StagePosition, queue_size: int) -> stages.Links:
-    """Return links to the other stages of a pipeline, over the runtime that is connected to the servers."""
+    """Return this process's connections to the other stages of a pipeline, opened through the active
+    runtime."""
     cluster = active().cluster
     assert cluster is not None, "only workers of a cluster have stages"
     return cluster.stage_links(position, queue_size)
@@ -501,4 +525,4 @@ def _has_left(parts: Parts) -> ScriptRuntime:
 
 
 process_fleet = Fleet()
-"""Fleet of this process. Its methods are the functions of psfleet.fleet."""
+"""Fleet of this process. The functions of psfleet.fleet are its methods."""

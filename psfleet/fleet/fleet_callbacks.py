@@ -1,7 +1,7 @@
 """Methods of Fleet for logged values, evaluations and callbacks (`callbacks.py`).
 
-The loops of `data_loops.py` call `_end_step` after each step, which passes everything that has happened
-since the step before to the callbacks, in the thread that trains.
+After each step the loops of `data_loops.py` call `_end_step`, in the thread that trains. It passes the values
+that were logged during the step, and new snapshots, to the callbacks.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class FleetCallbacks(FleetSaving):
         self._logged = LoggedValues(lambda: (self._joined or read_environment()).event_folder)
 
     def add_callbacks(self, *callbacks: Callback) -> None:
-        """Add callbacks, which are called at steps, evaluations and snapshots of this process, in this order.
+        """Add callbacks that are called, in this order, after steps, evaluations and snapshots.
 
             fleet.add_callbacks(EarlyStopping("auc", patience=3), WandbLogger(project="clicks"))
 
@@ -53,12 +53,13 @@ class FleetCallbacks(FleetSaving):
 
             fleet.log("accuracy", accuracy)
 
-        The newest value of each name is in the progress line, in `psfleet top`, on the page of `--watch` and
-        in its metrics, and in the report. With `--tensorboard FOLDER` every value is in an event file.
-        Callbacks get it at the end of the step.
+        The newest value of each name is shown in the progress line, in `psfleet top`, on the page and in
+        the metrics of `--watch`, and in the report. With `--tensorboard FOLDER` every value is written to
+        an event file. Callbacks get the value at the end of the step.
 
         Args:
-            name: Name in one line, the same on all workers that log the value. A script can use 100 names.
+            name: Name without line breaks, the same on all workers that log the value. A script can use 100
+                names.
             value: A number, or an array or tensor with one element.
             step: Position on TensorBoard's axis of steps, or None for this worker's number of pushes.
 
@@ -76,8 +77,8 @@ class FleetCallbacks(FleetSaving):
 
             fleet.report_evaluation({"auc": auc})
 
-        All workers call it, at the same step and with the same names. The values of worker 0 are used on all
-        workers, so that their callbacks decide alike. Other workers may pass NaN.
+        All workers must call it, at the same step and with the same names. All workers' callbacks get the
+        values of worker 0, so that they decide alike. Other workers may pass NaN.
 
         Args:
             values: Metrics by name.
@@ -114,14 +115,15 @@ class FleetCallbacks(FleetSaving):
         return any(callback.is_stopped for callback in self._callbacks)
 
     def _close_callbacks(self) -> None:
-        """Close all callbacks and remove them, so that a later loop has none."""
+        """Close all callbacks and remove them."""
         self._logged.close()
         self._hear_of_snapshots()
         while self._callbacks:
             self._callbacks.pop(0).close()
 
     def _hear_of_snapshots(self) -> None:
-        """Pass the newest snapshot that the servers took by themselves to the callbacks, once."""
+        """Pass the newest snapshot of `--snapshot-every` to the callbacks, unless they have got it
+        already."""
         newest = current().newest_snapshot
         if newest is not None and newest[0] not in self._told and self.is_first_worker():
             self._has_saved(*newest)

@@ -1,7 +1,7 @@
 """Methods of Fleet that save and load: snapshots, models for training and for inference, and removal of rows.
 
-Worker 0 does the work for all workers, while the others return at once (saving) or wait (`load_model`,
-`shrink`). So a script calls these methods on every worker, without asking which one it is.
+A script calls these methods on every worker. Worker 0 does the work. Workers other than 0 return at once from
+methods that save, and wait for worker 0 in `load_model` and `shrink`.
 """
 
 import os
@@ -27,7 +27,10 @@ class FleetSaving(FleetRole):
     def snapshot(self) -> str:
         """Take a snapshot of the whole fleet in the job's folder, and return its path.
 
-        The other workers continue to train. On workers other than 0 the call does nothing and returns "".
+            path = fleet.snapshot()  # psfleet-launch --resume PATH starts another job from it
+
+        Other workers continue to train meanwhile. On workers other than 0 the call does nothing and returns
+        "".
         """
         if not self.is_first_worker():
             return ""
@@ -37,22 +40,24 @@ class FleetSaving(FleetRole):
         return folder
 
     def _has_saved(self, folder: str) -> None:
-        """Report to a subclass that the tables were saved in a folder."""
+        """Called after tables were saved in a folder. A subclass notifies the callbacks."""
 
     def save_persistables(self, *arguments: Any, main_program: Any = None, mode: int = 0) -> None:
-        """Write every table with its optimizer state to a folder, from which training can continue.
+        """Write all tables, including optimizer state, to a folder. `load_model` continues from the folder.
 
             fleet.save_persistables("model")
 
-        Worker 0 saves; on other workers the call does nothing. The reference's form `(executor, dirname)` is
+        Worker 0 saves; on other workers the call does nothing. Paddle's form `(executor, dirname)` is
         accepted too.
 
         Args:
             arguments: The folder, or an executor and the folder.
-            main_program: Ignored. Accepted because the reference has it.
-            mode: Content to write. 0 is everything. 1 is a delta: the changes since the last delta or base.
-                2 is a base: everything, and the next delta holds the changes since then. 3 is the same as
-                0; the reference also ages its rows then, which here only `shrink` does.
+            main_program: Ignored. Accepted because Paddle has it.
+            mode: Content to write:
+                0 writes everything.
+                1 writes a delta: only the changes since the last save with mode 1 or 2.
+                2 writes a base: everything, so that the next delta has the changes since this save.
+                3 is the same as 0. (Paddle also ages its rows then; in psfleet only `shrink` does.)
 
         Raises:
             CheckpointError: The fleet has no table, or the folder cannot be written.
@@ -65,14 +70,17 @@ class FleetSaving(FleetRole):
             self._has_saved(path)
 
     def load_model(self, *arguments: Any, mode: int = 0, tables: TableNames | None = None) -> None:
-        """Load tables from a folder that `save_persistables` has written with any number of servers.
+        """Load tables from a folder that `save_persistables` has written.
 
-        All workers call it after the model was created. Worker 0 loads, and the others wait for it.
+            fleet.load_model("model")
+
+        All workers must call it after the model was created. Worker 0 loads, while the other workers wait.
+        The number of servers may differ from the number at the time of saving.
 
         Args:
             arguments: The folder, or an executor and the folder.
             mode: Must be 0.
-            tables: Tables that get the folder's weights, as for `Client.load`, or None for all tables.
+            tables: Tables to load, as for `Client.load`, or None for all tables.
 
         Raises:
             CheckpointError: No table or parameter of the script would get a value. Nothing has changed.
@@ -85,8 +93,8 @@ class FleetSaving(FleetRole):
     def save_inference_model(
         self, *arguments: Any, main_program: Any = None, features: FeatureSet | None = None
     ) -> None:
-        """Write a model for prediction: the program up to the targets and the weights, without optimizer
-        state.
+        """Write a model for prediction: weights without optimizer state, and the part of the program that
+        computes the targets.
 
             fleet.save_inference_model("served", ["ids"], [chance], features=features)
 
@@ -94,7 +102,7 @@ class FleetSaving(FleetRole):
 
         Args:
             arguments: Folder, names of the variables to feed, target variables and, optionally, the
-                program. The reference's executor may come first.
+                program. Paddle's executor may come first.
             main_program: Program, if `arguments` has none. None is the default program.
             features: Feature set to store with the model, including the statistics of its transforms, for
                 `psfleet serve`, `psfleet predict` and `psfleet.serving.load`.
@@ -119,16 +127,18 @@ class FleetSaving(FleetRole):
         unseen: Annotated[int, Range(1, 2**31 - 1)] | None = None,
         table: str | None = None,
     ) -> int:
-        """Remove rows of sparse tables that have a low score or were not used for some time.
+        """Remove rows with a low score, and rows that were not updated for some time, from sparse tables.
 
-        All workers call it, and it waits for all of them before and after. Worker 0 does the work.
+            removed = fleet.shrink(unseen=7)  # called daily: removes rows not updated for a week
+
+        All workers must call it; each waits for all workers before and after. Worker 0 does the work.
 
         Args:
-            threshold: Lowest score of a row that stays. In tables with a ShowClickEntry, None uses the
-                entry's delete_threshold. In tables whose eviction policy has scores, such as LFU, None
-                keeps all rows. In other tables it only has the effect of `unseen`.
-            unseen: Number of shrinks: rows are removed that no push has named since that many shrinks ago.
-                None uses the entry's delete_after_unseen, and removes no row in tables without it.
+            threshold: Rows with a lower score are removed. Rows have scores in tables with a ShowClickEntry
+                or an eviction policy such as LFU. None uses the entry's `delete_threshold`, and removes no
+                row by its score in tables without one.
+            unseen: Rows are removed if no push has named them since this many calls of `shrink`. None uses
+                the entry's `delete_after_unseen`, and removes no row in tables without one.
             table: Name of the table, or None for all sparse tables.
 
         Returns:
@@ -144,12 +154,14 @@ class FleetSaving(FleetRole):
         return count
 
     def evictions(self, table: str, position: Sequence[int] = ()) -> EvictionReader:
-        """Return a reader of the ids whose rows are evicted from a sparse table. Any worker may call it.
+        """Return a reader of the ids whose rows were evicted from a sparse table. Any worker may call it.
+
+        Use it to remove the same ids from a copy of the table, such as a cache.
 
         Args:
-            table: Name of the table, whose entry must contain an EvictionStreamEntry.
-            position: Position of an earlier reader to continue from, or () for the oldest evictions that the
-                servers remember.
+            table: Name of the table. Its entry must contain an EvictionStreamEntry.
+            position: Position at which an earlier reader stopped, or () to begin with the oldest evictions
+                that the servers still have.
         """
         return EvictionReader(active(), table, position)
 

@@ -1,7 +1,8 @@
-"""Role of this process in its fleet (server or worker, its index), and where the role comes from.
+"""Role of this process in its fleet (server or worker, and its index), and where the role comes from.
 
-A RoleMaker is the source: environment variables, which the launcher sets, or arguments. FleetRole is the
-part of Fleet that answers questions about the role and the other members.
+A RoleMaker is the source of the role: the environment variables that the launcher sets, or arguments.
+FleetRole is the base class of Fleet with the methods that return the role and the endpoints of other
+processes.
 """
 
 from collections.abc import Sequence
@@ -29,11 +30,12 @@ class RoleMaker:
 
 
 class PaddleCloudRoleMaker(RoleMaker):
-    """Role from environment variables, which `init()` uses without a role maker too.
+    """Role from the environment variables that the launcher sets. `fleet.init()` without arguments does the
+    same.
 
     Args:
-        is_collective: Must be False. Accepted because the reference has it.
-        init_gloo: Ignored. Accepted because the reference has it.
+        is_collective: Must be False. Accepted because Paddle has it.
+        init_gloo: Ignored. Accepted because Paddle has it.
     """
 
     @checked
@@ -50,10 +52,10 @@ class UserDefinedRoleMaker(RoleMaker):
     Args:
         current_id: Index of this worker or server, from 0.
         role: Role.WORKER or Role.SERVER.
-        worker_num: Number of workers. None counts `worker_endpoints`, or is 1 if there are none.
+        worker_num: Number of workers. None means the number of `worker_endpoints`, or 1 without endpoints.
         server_endpoints: Endpoints of all servers, in the order of their indices.
-        worker_endpoints: Endpoints of all workers, which are only reported by `fleet.worker_endpoints`.
-        is_collective, init_gloo: Arguments of the reference, as in PaddleCloudRoleMaker.
+        worker_endpoints: Endpoints of all workers. Only `fleet.worker_endpoints` uses them.
+        is_collective, init_gloo: As in PaddleCloudRoleMaker.
     """
 
     @checked
@@ -86,13 +88,13 @@ class UserDefinedRoleMaker(RoleMaker):
 
 
 def check_no_collective(is_collective: bool) -> None:
-    """Raise ConfigError if the script asks for training without servers."""
+    """Raise ConfigError if `is_collective` is True, because psfleet does not train without servers."""
     if is_collective:
         raise ConfigError("is_collective is True; psfleet trains with parameter servers only")
 
 
 def environment_of(role_maker: RoleMaker | None) -> Environment:
-    """Return the environment of a role maker, or the one of environment variables if it is None.
+    """Return the role maker's environment, or the environment from the process's variables if it is None.
 
     Raises:
         ConfigError: A variable is missing or has a wrong value.
@@ -112,13 +114,13 @@ class FleetRole:
 
     @property
     def _environment(self) -> Environment:
-        """Environment of the role maker, or that of a process that has not called `init`.
+        """Environment of this process: its role, its index and the servers.
 
-        A script that trains alone or uses `psfleet.connect()` need not call `init`.
+        Scripts without a cluster, and scripts that use `psfleet.connect()`, need not call `init`.
         """
         if self._joined is not None:
             return self._joined
-        if current().is_held:  # psfleet.connect() has the worker's seat
+        if current().is_held:  # psfleet.connect() was called
             return read_environment()
         check_alone()
         return Environment()
@@ -128,19 +130,19 @@ class FleetRole:
         return self._environment.role == "server"
 
     def is_worker(self) -> bool:
-        """Return whether this process trains."""
+        """Return whether this process is a worker. True without a cluster too."""
         return not self.is_server()
 
     def is_first_worker(self) -> bool:
-        """Return whether this process is worker 0, or its first stage."""
+        """Return whether this process is worker 0 or, in a pipeline, the first stage of worker 0."""
         return self.is_worker() and self.worker_index() == 0 and not self.is_later_stage()
 
     def is_later_stage(self) -> bool:
-        """Return whether this process is a stage of a pipeline and not the worker's first."""
+        """Return whether this process is a stage of a worker's pipeline other than the first stage."""
         return self._place.process > 0
 
     def worker_index(self) -> int:
-        """Return the index of this worker, from 0. All stages of a worker have the same."""
+        """Return the index of this worker, from 0. All pipeline stages of a worker have the same index."""
         return self._environment.rank
 
     def server_index(self) -> int:
@@ -152,23 +154,23 @@ class FleetRole:
         return self._environment.workers
 
     def server_num(self) -> int:
-        """Return the present number of servers, or 0 in an embedded runtime."""
+        """Return the present number of servers, or 0 without a cluster."""
         now = current().server_num
         return len(self._environment.servers) if now is None else now
 
     def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return the endpoints of the servers at the start of this process.
+        """Return the servers' endpoints as they were when this process started.
 
         Args:
-            to_string: If True, return one text with commas between the endpoints.
+            to_string: True to return one string with commas between the endpoints.
         """
         return _listed(self._environment.servers, to_string)
 
     def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return the endpoints of the workers, if the role maker has them.
+        """Return the workers' endpoints, or nothing if the role maker does not have them.
 
         Args:
-            to_string: If True, return one text with commas between the endpoints.
+            to_string: True to return one string with commas between the endpoints.
         """
         return _listed(self._environment.worker_endpoints, to_string)
 

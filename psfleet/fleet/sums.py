@@ -1,8 +1,8 @@
-"""Values combined over all workers (`fleet.util`, `fleet.metrics.sum` and others) and over all servers
-(statistics).
+"""Values combined over all workers (`fleet.util`, `fleet.metrics.sum` and others), and statistics summed over
+all servers.
 
-Functions over workers are collectives: every worker must call them, in the same order, and each waits for
-all. Statistics of servers can be read by one worker alone.
+Methods that combine values of workers are collectives: every worker must call them, in the same order, and
+each call waits for all workers. One worker alone can read the statistics of servers.
 """
 
 import math
@@ -31,17 +31,20 @@ class _FleetView(Protocol):
         """Return the number of workers that train."""
 
     def is_later_stage(self) -> bool:
-        """Return whether this process is a stage of a pipeline and not the worker's first."""
+        """Return whether this process is a stage of a worker's pipeline other than the first stage."""
 
     def barrier_worker(self) -> None:
-        """Flush, then wait until every worker is here."""
+        """Send this worker's pushes, then wait until every worker has called this."""
 
 
 @checked
 class Util:
     """Collectives and small helpers for a script, available as `fleet.util`.
 
-    total = fleet.util.all_reduce(np.array([loss_sum, count]))
+        total = fleet.util.all_reduce(np.array([loss_sum, count]))
+
+    Every worker must call a collective (`all_reduce`, `all_gather`, `barrier`), and each call waits for all
+    workers.
     """
 
     def __init__(self, fleet: _FleetView) -> None:
@@ -55,23 +58,30 @@ class Util:
     def all_reduce(
         self, input: ArrayLike, mode: str = "sum", comm_world: str = "worker"
     ) -> NDArray[Any]:
-        """Combine arrays of all workers, which have the same shape, and return the result on each worker.
+        """Combine an array of each worker element by element, and return the result on every worker.
+
+            total = fleet.util.all_reduce(np.array([loss_sum, count]))
+
+        Every worker must call this. It waits for all workers.
 
         Args:
-            input: Array of this worker.
-            mode: "sum", "max" or "min", element by element. Sums are added in the order of workers.
-            comm_world: Must be "worker". Accepted because the reference has it.
+            input: Array of this worker. All workers' arrays must have the same shape.
+            mode: "sum", "max" or "min". Sums are computed in the order of the workers.
+            comm_world: Must be "worker". Accepted because Paddle has it.
         """
         if comm_world != "worker":
             raise UsageError(f"comm_world is {comm_world!r}; only 'worker' has values to reduce")
         values = np.asarray(input)
-        # All stages of a pipeline's worker call this with the same values, which must count once in a sum.
+        # All pipeline stages of a worker pass the same values. A sum must contain them only once.
         if mode == "sum" and self._fleet.is_later_stage():
             values = np.zeros_like(values)
         return active().all_reduce(values, mode)
 
     def all_gather(self, input: ArrayLike, comm_world: str = "worker") -> list[NDArray[Any]]:
-        """Return the arrays of all workers, which have the same shape, in the order of workers."""
+        """Return a list with every worker's array, in the order of the workers, on every worker.
+
+        Every worker must call this, with arrays of the same shape.
+        """
         value = np.asarray(input)
         index, workers = self._fleet.worker_index(), self._fleet.worker_num()
         values = np.zeros((workers, *value.shape), value.dtype)
@@ -83,7 +93,12 @@ class Util:
         self._fleet.barrier_worker()
 
     def get_file_shard(self, files: Sequence[str]) -> list[str]:
-        """Return this worker's contiguous part of a list of files. Parts differ by one file at most."""
+        """Return this worker's share of a list of files.
+
+            files = fleet.util.get_file_shard(sorted(glob("data/*.txt")))
+
+        The shares are consecutive parts of the list. Their lengths differ by one file at most.
+        """
         if isinstance(files, str):
             raise UsageError(f"files is the string {files!r}; it must be a list of file names")
         index, workers = self._fleet.worker_index(), self._fleet.worker_num()
@@ -98,13 +113,14 @@ class Util:
 
 
 class MetricSums(Generic[P, R]):
-    """Type of `psfleet.fleet.metrics`, which is both a function and a namespace.
+    """Type of `psfleet.fleet.metrics`, which can be called and also has methods.
 
-        scores = fleet.metrics([Auc()])                  # FleetMetrics, counted during training
-        auc = fleet.metrics.auc(positives, negatives)    # as in the reference: sums over all workers, now
+        scores = fleet.metrics([Auc()])                # FleetMetrics, updated during training
+        auc = fleet.metrics.auc(positives, negatives)  # Paddle's function: combines counts of all workers
 
-    Every worker calls a method with its own counts, and all get the value over all workers. An input may be
-    a program variable that has a value. The arguments `scope` and `util` are those of the reference.
+    Every worker must call a method, with its own counts, and gets the value over all workers. An input may
+    be an array, a number or a program variable that has a value. `scope` is ignored. `util` replaces the
+    fleet's `Util`. Both are Paddle's arguments.
     """
 
     def __init__(self, make: Callable[P, R], util: Util) -> None:
@@ -129,11 +145,11 @@ class MetricSums(Generic[P, R]):
     def auc(
         self, stat_pos: ArrayLike, stat_neg: ArrayLike, scope: None = None, util: Any = None
     ) -> float:
-        """Return the area under the ROC curve, or 0.5 if all samples are of one class.
+        """Return the area under the ROC curve over all workers, or 0.5 if all samples are of one class.
 
         Args:
-            stat_pos, stat_neg: Numbers of positive and negative samples in each bin of the score, lowest
-                score first.
+            stat_pos, stat_neg: This worker's numbers of positive and negative samples in each bin of the
+                score, lowest score first.
         """
         positives = self._reduced("auc", stat_pos, "sum", util).reshape(-1)
         negatives = self._reduced("auc", stat_neg, "sum", util).reshape(-1)
@@ -146,25 +162,40 @@ class MetricSums(Generic[P, R]):
     def mae(
         self, abserr: ArrayLike, total_ins_num: ArrayLike, scope: None = None, util: Any = None
     ) -> float:
-        """Return the mean absolute error from this worker's sum of errors and number of samples."""
+        """Return the mean absolute error over all workers.
+
+        Args:
+            abserr: This worker's sum of absolute errors.
+            total_ins_num: This worker's number of samples.
+        """
         return self._ratio("mae", abserr, total_ins_num, util)
 
     def mse(
         self, sqrerr: ArrayLike, total_ins_num: ArrayLike, scope: None = None, util: Any = None
     ) -> float:
-        """Return the mean squared error from this worker's sum of squares and number of samples."""
+        """Return the mean squared error over all workers.
+
+        Args:
+            sqrerr: This worker's sum of squared errors.
+            total_ins_num: This worker's number of samples.
+        """
         return self._ratio("mse", sqrerr, total_ins_num, util)
 
     def rmse(
         self, sqrerr: ArrayLike, total_ins_num: ArrayLike, scope: None = None, util: Any = None
     ) -> float:
-        """Return the root of the mean squared error."""
+        """Return the root of the mean squared error over all workers. Takes the arguments of `mse`."""
         return math.sqrt(self._ratio("rmse", sqrerr, total_ins_num, util))
 
     def acc(
         self, correct: ArrayLike, total: ArrayLike, scope: None = None, util: Any = None
     ) -> float:
-        """Return the accuracy from this worker's numbers of correct samples and of all samples."""
+        """Return the share of correct samples over all workers.
+
+        Args:
+            correct: This worker's number of correctly predicted samples.
+            total: This worker's number of samples.
+        """
         return self._ratio("acc", correct, total, util)
 
     def _ratio(self, name: str, part: ArrayLike, whole: ArrayLike, util: Any) -> float:
@@ -173,7 +204,7 @@ class MetricSums(Generic[P, R]):
         return sums[0] / sums[1] if sums[1] else math.nan
 
     def _reduced(self, name: str, input: Any, mode: str, util: Any) -> NDArray[Any]:
-        value = getattr(input, "value", input)  # of a variable; None: it has none yet
+        value = getattr(input, "value", input)  # a variable without a value has None
         array = np.asarray(value)
         if array.dtype.kind not in "fiu" or not array.size:
             raise UsageError(
@@ -184,7 +215,7 @@ class MetricSums(Generic[P, R]):
 
 
 def print_table_stat(table: str | None) -> None:
-    """Print rows, bytes and updates of one table, or of all tables if it is None."""
+    """Print rows, bytes and updates of one table, or of all tables if `table` is None."""
     for name, entry in table_stat().items():
         if table in (None, name):
             print(
@@ -195,7 +226,7 @@ def print_table_stat(table: str | None) -> None:
 
 
 def table_stat() -> dict[str, dict[str, Any]]:
-    """Return rows or values, bytes, updates and servers of each table, by its name."""
+    """Return, for each table name, the number of rows or values, bytes, updates and servers."""
     totals: dict[str, dict[str, Any]] = {}
     active().flush()
     for server in active().stats():

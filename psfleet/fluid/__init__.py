@@ -1,11 +1,11 @@
-"""Compatibility names of the reference: its scripts run with only their imports changed.
+"""Paddle's names: Paddle scripts run on psfleet if only their imports are changed.
 
     import psfleet.fluid as fluid      # was: import paddle.fluid as fluid
     import psfleet.fluid as paddle     # was: import paddle (nn, optimizer, static, to_tensor, ...)
 
-Most names are psfleet's. These differ: `layers.data` prepends the batch axis, `layers.embedding` squeezes
-ids [..., 1], and `metrics.Recall` is for two classes. The modules `dygraph`, `nn`, `static` and `io` exist
-only here.
+Most names are those of psfleet. These differ: `layers.data` adds the batch axis to the shape,
+`layers.embedding` removes the last axis of ids [..., 1], and `metrics.Recall` is the recall of two classes.
+The modules `dygraph`, `nn`, `static` and `io` exist only here.
 """
 
 from psfleet import clip, initializer, optimizer, regularizer

@@ -1,11 +1,11 @@
-"""Eager mode under the reference's older name (`fluid.dygraph`), with its layers and schedules.
+"""Paddle's older interface of eager mode, `fluid.dygraph`, with its layers and learning-rate schedules.
 
     with fluid.dygraph.guard():
         model = fluid.dygraph.Linear(4, 1)
         loss = fluid.layers.mean(model(fluid.dygraph.to_variable(x)))
         loss.backward()
 
-The layers are those of `nn`, with older argument names.
+The layers are those of `fluid.nn`, with older names of arguments.
 """
 
 import contextlib
@@ -64,14 +64,21 @@ __all__ = [
 
 @contextlib.contextmanager
 def guard(place: Any = None) -> Iterator[None]:
-    """Compute operations inside the block at once. `place` has no effect."""
+    """Context of eager mode: operations inside the block are computed at once. `place` has no effect."""
     with eager_guard():
         yield
 
 
 @checked
 class Linear(nn.Linear):
-    """Fully connected layer act(x @ weight + bias), with the older argument names."""
+    """Fully connected layer act(x @ weight + bias), with older names of arguments.
+
+    Args:
+        input_dim, output_dim: Extents of the weight.
+        param_attr, bias_attr: Attributes of weight and bias. False for `bias_attr` means no bias.
+        act: Name of an activation (psfleet.layers.activations), or None.
+        dtype: Accepted for Paddle scripts, without effect.
+    """
 
     def __init__(
         self,
@@ -92,16 +99,16 @@ class Linear(nn.Linear):
 
 @checked
 class Embedding(nn.Embedding):
-    """Embedding layer, which looks up rows of a table by id, with the older arguments.
+    """Embedding layer, which looks up rows of a table by id, with older arguments.
 
     Args:
-        name_scope: Name of the layer, which may be left out: `Embedding([rows, dim])`.
+        name_scope: Name of the layer. It may be omitted: `Embedding([rows, dim])`.
         size: [rows, dim].
         is_sparse: True if the gradient has only the rows of the batch.
-        is_distributed: True implies is_sparse.
+        is_distributed: True has the same effect as `is_sparse`.
         padding_idx: Id that gives zeros. Its row is never updated.
         param_attr: Attributes of the table.
-        dtype: Accepted for scripts of the reference, without effect.
+        dtype: Accepted for Paddle scripts, without effect.
     """
 
     def __init__(
@@ -139,7 +146,14 @@ class Embedding(nn.Embedding):
 
 @checked
 class Dropout(nn.Dropout):
-    """Dropout layer with the older arguments. It is active in training."""
+    """Dropout layer with older arguments: sets values to 0 at random in training, as layers.dropout does.
+
+    Args:
+        p: Probability that a value is set to 0.
+        seed: Seed of the mask, or None for the program's seed.
+        dropout_implementation: As in layers.dropout.
+        is_test: True to compute as after `eval()`.
+    """
 
     def __init__(
         self,

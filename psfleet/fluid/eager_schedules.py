@@ -1,8 +1,9 @@
-"""Schedules of eager mode under the reference's older names (`fluid.dygraph.NoamDecay`, ...).
+"""Learning-rate schedules under Paddle's older names in eager mode (`fluid.dygraph.NoamDecay`, ...).
 
-Schedules that count updates are advanced by the optimizer, and by each call: `decay()` returns the current
-rate and goes on to the next. Schedules that count epochs are advanced by `epoch()`. The classes only rename
-and reorder the arguments of psfleet.optimizer.lr; their constructors are made from its signatures.
+There are two kinds. Schedules that count updates are advanced by the optimizer. A call, as in `decay()`,
+returns the present rate and advances the schedule too. Schedules that count epochs are advanced by
+`epoch()`. The classes only rename and reorder the arguments of psfleet.optimizer.lr; their constructors are
+made from those signatures.
 """
 
 import inspect
@@ -35,12 +36,14 @@ S = TypeVar("S", bound=LRScheduler)
 
 
 class _PerUpdateSchedule(PerUpdateSchedule):
-    """Base of schedules that count updates: the rate of the older schedule at begin + step * n after n
-    updates.
+    """Base of schedules that count updates.
 
-    A subclass names the function that makes the older schedule. Its constructor has the arguments of that
-    function, with `begin`, `step` and `dtype` inserted after the first `place` of them, or at the end
-    without `place`.
+    A subclass wraps a schedule of psfleet.optimizer.lr. After n updates it has the rate of the wrapped
+    schedule after begin + step * n updates.
+
+    `older` is the function that makes the wrapped schedule. The subclass's constructor has the arguments of
+    this function and also `begin`, `step` and `dtype`: after the first `place` arguments, or at the end if
+    `place` is None.
     """
 
     def __init_subclass__(
@@ -73,51 +76,57 @@ class _PerUpdateSchedule(PerUpdateSchedule):
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     def __call__(self) -> float:
-        """Return the current rate and advance, so that the next call or update gets the next rate."""
+        """Return the present rate, and advance the schedule to the next one."""
         rate = self.last_lr
         self.step()
         return rate
 
 
 class NoamDecay(_PerUpdateSchedule, older=lr.noam_decay, begin=1, place=2):
-    """Rate learning_rate * d_model^-0.5 * min(n^-0.5, n * warmup_steps^-1.5), for n from `begin` on."""
+    """Rises for warmup_steps updates, then falls.
+
+    The rate is learning_rate * d_model^-0.5 * min(n^-0.5, n * warmup_steps^-1.5) with n = begin + step *
+    updates.
+    """
 
 
 class PiecewiseDecay(_PerUpdateSchedule, older=lr.piecewise_decay, begin=Parameter.empty):
-    """Rate values[i] until update boundaries[i], and the last value from then on."""
+    """Constant rates: values[i] until update boundaries[i], and the last value from then on."""
 
 
 class ExponentialDecay(_PerUpdateSchedule, older=lr.exponential_decay):
-    """Schedule as lr.exponential_decay."""
+    """Exponential fall, as lr.exponential_decay."""
 
 
 class NaturalExpDecay(_PerUpdateSchedule, older=lr.natural_exp_decay):
-    """Schedule as lr.natural_exp_decay."""
+    """Exponential fall with base e, as lr.natural_exp_decay."""
 
 
 class InverseTimeDecay(_PerUpdateSchedule, older=lr.inverse_time_decay):
-    """Schedule as lr.inverse_time_decay."""
+    """Fall with the inverse of the number of updates, as lr.inverse_time_decay."""
 
 
 class PolynomialDecay(_PerUpdateSchedule, older=lr.polynomial_decay):
-    """Schedule as lr.polynomial_decay."""
+    """Fall by a polynomial of the number of updates, as lr.polynomial_decay."""
 
 
 class CosineDecay(_PerUpdateSchedule, older=lr.cosine_decay):
-    """Schedule as lr.cosine_decay."""
+    """Fall to 0 along half a cosine, as lr.cosine_decay."""
 
 
 class LinearLrWarmup(_PerUpdateSchedule, older=lr.linear_lr_warmup, begin=1):
-    """Rise from start_lr to end_lr in warmup_steps updates, then `learning_rate`, a number or a schedule."""
+    """Rise from start_lr to end_lr in warmup_steps updates. Then the rate is `learning_rate`: a number or a
+    schedule.
+    """
 
 
 def _with_arguments(order: str, *ignored: Parameter) -> Callable[[type[S]], type[S]]:
-    """Give a schedule the older constructor, with its arguments in another order and partly with other names.
+    """Class decorator that gives a schedule its older constructor: other order and names of the arguments.
 
     Args:
-        order: Names of the arguments in the older order, separated by spaces. `gamma:decay_rate` gives
-            `gamma` the name `decay_rate`.
-        ignored: Further arguments at the end, which scripts of the reference pass and which have no effect.
+        order: Names of the arguments in the older order, separated by spaces. `gamma:decay_rate` renames
+            `gamma` to `decay_rate`.
+        ignored: Further arguments at the end. They are accepted for Paddle scripts, without effect.
     """
     names = {
         older or new_name: new_name
@@ -149,23 +158,23 @@ class _PerEpochSchedule(LRScheduler):
 
     @checked
     def epoch(self, epoch: int | None = None) -> None:
-        """Advance, as `step` does."""
+        """Go to the next epoch, as `step` does."""
         self.step(epoch)
 
 
 @_with_arguments("learning_rate step_size gamma:decay_rate")
 class StepDecay(_PerEpochSchedule, lr.StepDecay):
-    """Rate that is multiplied by decay_rate after every step_size epochs."""
+    """Falls in steps: the rate is multiplied by decay_rate after every step_size epochs."""
 
 
 @_with_arguments("learning_rate milestones gamma:decay_rate")
 class MultiStepDecay(_PerEpochSchedule, lr.MultiStepDecay):
-    """Rate that is multiplied by decay_rate at every milestone."""
+    """Falls in steps: the rate is multiplied by decay_rate at every epoch in `milestones`."""
 
 
 @_with_arguments("learning_rate lr_lambda")
 class LambdaDecay(_PerEpochSchedule, lr.LambdaDecay):
-    """Rate learning_rate * lr_lambda(epoch)."""
+    """Rate learning_rate * lr_lambda(epoch) with a function of your own."""
 
 
 @_with_arguments(
@@ -174,7 +183,8 @@ class LambdaDecay(_PerEpochSchedule, lr.LambdaDecay):
     argument("dtype", str, "float32"),
 )
 class ReduceLROnPlateau(lr.ReduceOnPlateau):
-    """Schedule as lr.ReduceOnPlateau, with the older arguments."""
+    """Schedule that reduces the rate when a metric stops improving: lr.ReduceOnPlateau with older
+    arguments."""
 
     if TYPE_CHECKING:
 

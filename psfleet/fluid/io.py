@@ -1,4 +1,4 @@
-"""Saving and loading of models, with the reference's argument order. `executor` has no effect."""
+"""Saving and loading of models, with Paddle's order of arguments. The argument `executor` has no effect."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ __all__ = ["load_inference_model", "load_persistables", "save_inference_model", 
 def save_persistables(
     executor: Any, dirname: FilePath, main_program: Program | None = None
 ) -> None:
-    """Write every table with its optimizer state, as fleet.save_persistables does."""
+    """Write all tables, including optimizer state, to a folder, as fleet.save_persistables does."""
     fleet.save_persistables(dirname)
 
 
@@ -25,7 +25,7 @@ def save_persistables(
 def load_persistables(
     executor: Any, dirname: FilePath, main_program: Program | None = None
 ) -> None:
-    """Set every table from a folder of save_persistables, as fleet.load_model does."""
+    """Load all tables from a folder that `save_persistables` has written, as fleet.load_model does."""
     fleet.load_model(dirname)
 
 
@@ -38,7 +38,16 @@ def save_inference_model(
     main_program: Program | None = None,
     features: FeatureSet | None = None,
 ) -> None:
-    """Write a model for prediction: the program up to the targets, its weights, and `features` if given."""
+    """Write a model for prediction, as fleet.save_inference_model does.
+
+    Args:
+        dirname: Folder.
+        feeded_var_names: Names of the inputs to feed.
+        target_vars: Variables to predict.
+        executor: Has no effect.
+        main_program: Program of the targets, or None for the default main program.
+        features: Feature set to store with the model, or None.
+    """
     save_inference(dirname, feeded_var_names, target_vars, main_program, features)
 
 
@@ -46,5 +55,12 @@ def save_inference_model(
 def load_inference_model(
     dirname: FilePath, executor: Any = None
 ) -> tuple[Program, list[str], list[Variable]]:
-    """Load a model for prediction. Returns the program, the names of its feeds, and its targets."""
+    """Load a model that `save_inference_model` has written.
+
+        program, feed_names, targets = fluid.io.load_inference_model("served", exe)
+        results = exe.run(program, feed=feed, fetch_list=targets)
+
+    Returns:
+        The program, the names of its inputs, and its targets.
+    """
     return load_inference(dirname)

@@ -1,15 +1,15 @@
-"""Layer: base class of eager layers, which own their parameters; and files of state dicts.
+"""Layer, the base class of models and layers in eager mode, and files of their parameters.
 
     class Model(Layer):
         def __init__(self):
             super().__init__()
-            self.hidden = Linear(4, 8)  # found by `parameters` and `state_dict`, as attributes are
+            self.hidden = Linear(4, 8)  # `parameters` and `state_dict` include attributes
         def forward(self, x):
             return self.hidden(x)
 
-A state dict maps names of attributes ("hidden.weight") to arrays. `save` writes one to a safetensors file.
-Once an optimizer has bound a parameter, its value is in the fleet's table, so `set_state_dict` writes
-there; all workers must then call it.
+A state dict maps names of attributes ("hidden.weight") to arrays. `save` writes a state dict to a
+safetensors file. After its first update a parameter's value is in a table of the fleet. `set_state_dict`
+then writes the table, and all workers must call it.
 """
 
 import json
@@ -53,15 +53,17 @@ Floats = NDArray[np.float32]
 
 
 class ParameterState(dict[str, Any]):
-    """State dict of parameters. The class distinguishes it from the state dict of an optimizer."""
+    """State dict of parameters. `save_dygraph` recognizes it by this class, and not as an optimizer's."""
 
 
 @checked
 def save(state_dict: dict[str, Any], path: FilePath) -> None:
-    """Write a state dict to a file, which appears whole or not at all.
+    """Write a state dict to a file. If writing fails, an earlier file stays unchanged.
+
+        save(model.state_dict(), "model.pdparams")
 
     Args:
-        state_dict: Arrays and variables by name, and values that JSON can hold.
+        state_dict: Arrays, variables, and values that JSON can represent, by name.
         path: Path of the file.
 
     Raises:
@@ -98,14 +100,19 @@ def load(path: FilePath) -> dict[str, Any]:
 
 @checked
 def save_dygraph(state_dict: dict[str, Any], model_path: FilePath) -> None:
-    """Write a layer's state dict to `<model_path>.pdparams`, or an optimizer's to `<model_path>.pdopt`."""
+    """Write the state dict of a layer to `<model_path>.pdparams`, or of an optimizer to
+    `<model_path>.pdopt`."""
     suffix = "pdparams" if isinstance(state_dict, ParameterState) else "pdopt"
     save(state_dict, f"{model_path}.{suffix}")
 
 
 @checked
 def load_dygraph(model_path: FilePath) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the state dicts of parameters and of the optimizer. One of them is empty if its file is missing.
+    """Read the state dicts of a layer and of an optimizer that `save_dygraph` has written.
+
+        parameters, optimizer_state = load_dygraph("model")
+
+    If one of the two files is missing, its state dict is empty.
 
     Raises:
         CheckpointError: Both files are missing.
@@ -119,7 +126,7 @@ def load_dygraph(model_path: FilePath) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def set_value(pairs: Sequence[tuple[Parameter, NDArray[Any]]]) -> None:
-    """Set the values of parameters, and of their tables in the fleet if they have one.
+    """Set the values of parameters. If a parameter has a table in the fleet, set the table's weights.
 
     Args:
         pairs: Parameters and their new values.
@@ -150,7 +157,7 @@ def _write_all(pairs: Sequence[tuple[Parameter, NDArray[Any]]]) -> None:
 
 
 def _write(parameter: Parameter, value: NDArray[Any]) -> None:
-    """Set a table's weights and keep its optimizer state. Rows without a state get a fresh one."""
+    """Set a table's weights and keep its optimizer state. New rows get the initial state."""
     spec = active().specs()[key_of(parameter.name)]
     ids = np.arange(len(value), dtype=np.int64) if spec.kind == "sparse" else None
     tables().set_weights(spec, np.array(value, np.float32), ids)
@@ -164,14 +171,23 @@ def _plain(value: Any) -> Any:
 
 @checked
 class Layer:
-    """Base of eager layers. A subclass defines `forward` and sets parameters and layers as attributes.
+    """Base of models and layers in eager mode. A subclass defines `forward`.
+
+        class Model(Layer):
+            def __init__(self):
+                super().__init__()
+                self.hidden = Linear(4, 8)
+            def forward(self, x):
+                return self.hidden(x)
+
+    Parameters and layers that are attributes belong to the layer.
 
     Args:
-        name_scope: Prefix for the names of parameters, or None for the name of the class.
-        dtype: Accepted for scripts of the reference, without effect.
+        name_scope: Prefix of the parameters' names, or None for the name of the class.
+        dtype: Accepted for Paddle scripts, without effect.
 
     Attributes:
-        training: True if layers such as Dropout act as in training.
+        training: True if layers such as Dropout compute as in training.
     """
 
     def __init__(self, name_scope: str | None = None, dtype: str = "float32") -> None:
@@ -179,14 +195,14 @@ class Layer:
         self.training = True
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Compute the output for these inputs."""
+        """Return the output for these inputs. Calling the layer calls this method."""
         raise NotImplementedError
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         return self.forward(*inputs, **options)
 
     def full_name(self) -> str:
-        """Return the unique name from which the names of parameters are made."""
+        """Return the unique name of this layer, which is the prefix of its parameters' names."""
         return self._label
 
     def create_parameter(
@@ -200,16 +216,18 @@ class Layer:
         sparse: bool = False,
         by_row: bool = False,
     ) -> Parameter:
-        """Make a parameter named `<name>.w_0` or `<name>.b_0`, or as the attribute says.
+        """Return a new parameter. Without a name in `attr` it is named `<name>.w_0`, or `<name>.b_0` for a
+        bias.
 
         Args:
             shape: Shape, without unknown extents.
-            attr: Settings as a ParamAttr, a name or an initializer.
-            dtype: Accepted for scripts of the reference, without effect.
-            is_bias: True if the parameter starts as zeros by default. Otherwise it starts by Xavier.
-            default_initializer: Initializer if `attr` has none, instead of these defaults.
+            attr: Settings: a ParamAttr, a name or an initializer.
+            dtype: Accepted for Paddle scripts, without effect.
+            is_bias: True for a bias, which is initialized to 0 by default. Other parameters are initialized
+                by Xavier.
+            default_initializer: Initializer to use if `attr` has none.
             sparse: True if gradients are SparseGrad.
-            by_row: True if a dense parameter starts with the same bits as a sparse one.
+            by_row: True to give a dense parameter the initial values that a sparse one would have.
         """
         usual = initializer.Constant() if is_bias else initializer.Xavier()
         start = usual if default_initializer is None else default_initializer
@@ -224,7 +242,8 @@ class Layer:
         )
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-        """Yield the parameters of this layer and of layers in it, with their paths of attributes."""
+        """Yield (name, parameter) for this layer and the layers in it. Names are paths such as
+        "hidden.weight"."""
         for name, value in vars(self).items():
             if isinstance(value, Parameter):
                 yield prefix + name, value
@@ -232,26 +251,26 @@ class Layer:
                 yield from value.named_parameters(f"{prefix}{name}.")
 
     def parameters(self, include_sublayers: bool = True) -> list[Parameter]:
-        """Return the parameters, without those of layers in this one if `include_sublayers` is False."""
+        """Return the parameters of this layer and, if `include_sublayers` is True, of the layers in it."""
         return [p for name, p in self.named_parameters() if include_sublayers or "." not in name]
 
     def sublayers(self) -> list["Layer"]:
-        """Return the layers in this one, at any depth."""
+        """Return all layers in this layer, at any depth."""
         children = [value for value in vars(self).values() if isinstance(value, Layer)]
         return [layer for child in children for layer in (child, *child.sublayers())]
 
     def add_sublayer(self, name: str, sublayer: "Layer") -> "Layer":
-        """Set a layer as the attribute of this name."""
+        """Set a layer as the attribute `name`, and return it."""
         setattr(self, name, sublayer)
         return sublayer
 
     def train(self) -> None:
-        """Make this layer and all layers in it act as in training."""
+        """Make this layer and all layers in it compute as in training, for example drop values in Dropout."""
         for layer in (self, *self.sublayers()):
             layer.training = True
 
     def eval(self) -> None:
-        """Make this layer and all layers in it act as in tests."""
+        """Make this layer and all layers in it compute as in evaluation, without dropout."""
         for layer in (self, *self.sublayers()):
             layer.training = False
 
@@ -261,7 +280,7 @@ class Layer:
             parameter.grad = None
 
     def state_dict(self, include_sublayers: bool = True) -> ParameterState:
-        """Return copies of the parameters' values, float32, by the names of `named_parameters`."""
+        """Return float32 copies of the parameters' values, by names such as "hidden.weight"."""
         return ParameterState(
             {
                 name: parameter.numpy().copy()
@@ -271,7 +290,7 @@ class Layer:
         )
 
     def set_state_dict(self, state_dict: dict[str, Any], include_sublayers: bool = True) -> None:
-        """Set the parameters from a dict made by `state_dict`.
+        """Set the parameters' values from a dict made by `state_dict`.
 
         Raises:
             UsageError: A parameter is missing. Nothing was changed.
@@ -294,7 +313,12 @@ class Layer:
 
 @checked
 class Sequential(Layer):
-    """Chain of layers, each of which gets the output of the layer before."""
+    """Chain of layers.
+
+        model = Sequential(Linear(4, 8), ReLU(), Linear(8, 1))
+
+    Each layer gets the output of the previous layer.
+    """
 
     def __init__(self, *layers: Layer) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
-"""Layers under the reference's older names (`fluid.layers`): all layers of psfleet, a few with older
-arguments.
+"""Paddle's older interface `fluid.layers`: all layers of psfleet, a few of them with older arguments.
 
-`data`, `create_global_var`, `embedding` and `sequence_pool` are defined here, with the reference's
-arguments and shapes. All other layers, and the schedules that are functions, are imported.
+`data`, `create_global_var`, `embedding` and `sequence_pool` are defined here, with Paddle's arguments and
+shapes. All other layers, and learning-rate schedules such as `noam_decay`, are imported from psfleet.
 """
 
 from collections.abc import Sequence
@@ -66,19 +65,19 @@ def data(
     type: Any = None,
     stop_gradient: bool = True,
 ) -> Variable:
-    """Declare a variable that each run is fed.
+    """Declare an input of the program. Each run must feed a value for it.
 
         x = fluid.layers.data("x", [4])  # shape (None, 4)
 
     Args:
         name: Key in the feed.
-        shape: Shape of a sample. If an extent is -1 or None, or append_batch_size is False, it is the whole
-            shape with the batch axis.
-        append_batch_size: False if `shape` has the batch axis.
+        shape: Shape of a sample. If an extent is -1 or None, or append_batch_size is False, it is the shape
+            including the batch axis.
+        append_batch_size: False if `shape` includes the batch axis.
         dtype: float32, or int64 for ids and labels.
         lod_level: Must be 0.
-        type: Accepted for scripts of the reference, without effect.
-        stop_gradient: False if gradients by this variable are needed.
+        type: Accepted for Paddle scripts, without effect.
+        stop_gradient: False to compute gradients with respect to this variable.
     """
     is_open = any(extent is None or extent < 0 for extent in shape)
     whole = [None, *shape] if append_batch_size and not is_open else list(shape)
@@ -94,11 +93,11 @@ def create_global_var(
     force_cpu: bool = False,
     name: str | None = None,
 ) -> Variable:
-    """Make a variable filled with one value, such as a learning rate.
+    """Return a variable filled with a constant, such as a learning rate.
 
     Args:
         shape, value, dtype: Shape, value and dtype of the variable.
-        persistable, force_cpu, name: Accepted for scripts of the reference, without effect.
+        persistable, force_cpu, name: Accepted for Paddle scripts, without effect.
     """
     return layers.fill_constant(shape, dtype, value)
 
@@ -114,8 +113,9 @@ def embedding(
     dtype: DTypeLike = "float32",
     entry: Entry | None = None,
 ) -> Variable:
-    """Look up rows of a table by ids [..., 1], which gives [..., dim]. Arguments as in
-    psfleet.layers.embedding."""
+    """Look up the rows of a table by ids [..., 1]. Returns [..., dim]. Arguments are those of
+    psfleet.layers.embedding.
+    """
     rows = layers.embedding(
         input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype, entry=entry
     )
@@ -139,7 +139,8 @@ def sequence_pool(
 
     Args:
         input, pool_type, pad_value: As in psfleet.layers.sequence_pool.
-        is_test: Accepted for scripts of the reference, without effect.
-        lengths, mask: End of each sequence. The reference's LoDTensor carries it; here it must be passed.
+        is_test: Accepted for Paddle scripts, without effect.
+        lengths, mask: Lengths of the sequences, as in psfleet.layers.sequence_pool. In Paddle they are part
+            of the LoDTensor.
     """
     return layers.sequence_pool(input, pool_type, lengths, mask, pad_value)

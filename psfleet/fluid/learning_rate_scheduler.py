@@ -1,4 +1,4 @@
-"""Step counters as variables of a program, from which the reference's scripts compute learning rates."""
+"""Step counters as variables of a program. Paddle scripts compute learning rates from them."""
 
 from psfleet.core.base.validation.annotations import checked
 from psfleet.core.graph.program.ops.manipulate import StepCounter
@@ -11,12 +11,13 @@ __all__ = ["_decay_step_counter", "autoincreased_step_counter"]
 def autoincreased_step_counter(
     counter_name: str | None = None, begin: int = 1, step: int = 1
 ) -> Variable:
-    """Return a variable with the number of training runs of the program, including the present one: int64
-    [1].
+    """Return a variable that counts the training runs of the program, int64 [1].
+
+    Its value is begin + step * (runs - 1), where `runs` includes the present run.
 
     Args:
-        counter_name: Name of the result.
-        begin, step: First value and increment: the value is begin + step * (runs - 1).
+        counter_name: Name of the variable.
+        begin, step: First value and increment.
     """
     count = apply(StepCounter(), name=counter_name)
     return count if (begin, step) == (1, 1) else (count + -1) * step + begin
@@ -24,5 +25,5 @@ def autoincreased_step_counter(
 
 @checked
 def _decay_step_counter(begin: int = 0) -> Variable:
-    """Return a variable with `begin` plus the number of training runs before the present one: int64 [1]."""
+    """Return a variable with `begin` plus the number of training runs before the present run, int64 [1]."""
     return apply(StepCounter()) + (begin - 1)

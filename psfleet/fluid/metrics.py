@@ -1,6 +1,7 @@
-"""Metrics under the reference's names: here `Recall` is the recall of two classes.
+"""Metrics under Paddle's names.
 
-psfleet.metrics.Recall, which looks at the highest predictions of each user, has no name here.
+Here `Recall` is the recall of two classes (psfleet.metrics.BinaryRecall). psfleet.metrics.Recall, the
+recall@k of a ranking, is not available under this module.
 """
 
 from psfleet.metrics import (

@@ -1,8 +1,8 @@
-"""Eager layers under the reference's newer names (`paddle.nn`): Linear, Embedding, BatchNorm, Dropout and
+"""Layers of eager mode under Paddle's newer names (`paddle.nn`): Linear, Embedding, BatchNorm, Dropout and
 others.
 
-Each owns its parameters (`layer_modules.Layer`) and applies the operation that the layer function of the
-same name records in a program. `dygraph.py` has them with older arguments.
+Each layer is an object with its parameters (`layer_modules.Layer`). It computes the same operation as the
+function of the same name in psfleet.layers. `dygraph.py` has some of these layers with older arguments.
 """
 
 from typing import Annotated, Any, Literal
@@ -46,9 +46,9 @@ class Linear(layer_modules.Layer):
 
     Args:
         in_features, out_features: Extents of the weight.
-        weight_attr: Attributes of the weight, which starts by Xavier by default.
-        bias_attr: Attributes of the bias, which starts as zeros by default; or False for no bias.
-        name: Prefix for the names of the parameters.
+        weight_attr: Attributes of the weight. Initialized by Xavier by default.
+        bias_attr: Attributes of the bias, or False for no bias. Initialized to 0 by default.
+        name: Prefix of the parameters' names.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Embedding(layer_modules.Layer):
     """Embedding layer, which looks up rows of a table by id.
 
     Args:
-        num_embeddings, embedding_dim: Extents of the table.
+        num_embeddings, embedding_dim: Number of rows of the table, and number of weights of a row.
         padding_idx: Id that gives zeros. Its row is never updated. Negative values count from the end.
         sparse: True if the gradient has only the rows of the batch.
         weight_attr: Attributes of the table.
-        name: Prefix for the name of the table.
+        name: Prefix of the table's name.
     """
 
     def __init__(
@@ -117,20 +117,20 @@ class Embedding(layer_modules.Layer):
 
 @checked
 class BatchNorm(layer_modules.Layer):
-    """Batch normalisation layer: by the batch in training, and by moving averages after `eval()`.
+    """Batch normalization layer: normalizes by the batch in training, and by moving averages after `eval()`.
 
-    `weight` and `bias` are trained. `_mean` and `_variance` are the moving averages; an optimizer's step
-    adds to them the batches since the last step. All four are in `state_dict`.
+    `weight` and `bias` are trained. `_mean` and `_variance` are the moving averages, which each step of an
+    optimizer updates with the batches since the last step. `state_dict` includes all four.
 
     Args:
-        num_channels: Extent of the axis of channels.
+        num_channels: Extent of the channel axis.
         act: Name of an activation (psfleet.layers.activations), or None.
-        param_attr, bias_attr: Attributes of scale and shift, or False for none.
+        param_attr, bias_attr: Attributes of scale and shift, or False for no scale or shift.
         data_layout: NCHW or NHWC.
         momentum, epsilon, is_test, use_global_stats, moving_mean_name, moving_variance_name: As in
             layers.batch_norm.
-        dtype, in_place, do_model_average_for_mean_and_var, trainable_statistics: Accepted for scripts of the
-            reference, without effect.
+        dtype, in_place, do_model_average_for_mean_and_var, trainable_statistics: Accepted for Paddle
+        scripts, without effect.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class BatchNorm(layer_modules.Layer):
         )
 
     def forward(self, *inputs: Variable, **options: Any) -> Variable:
-        """Return the normalised input."""
+        """Return the normalized input."""
         (x,) = inputs
         op = BatchNormOp(
             channel_axis(self._layout, x.ndim),
@@ -188,8 +188,8 @@ class BatchNorm(layer_modules.Layer):
         )
         scale_and_shift = [weights for weights in (self.weight, self.bias) if weights is not None]
         out = apply(op, x, self._mean, self._variance, *scale_and_shift)
-        # An eager layer has no run whose update would take the batch's statistics, so they go along with the
-        # next push at once.
+        # In a program the update of the run sends the batch's statistics. In eager mode there is no run, so
+        # they are registered for the next push here.
         if out.value is not None:
             for average in default_main_program().take_observed():
                 note(*average)
@@ -198,13 +198,13 @@ class BatchNorm(layer_modules.Layer):
 
 @checked
 class Dropout(layer_modules.Layer):
-    """Dropout layer, active in training.
+    """Dropout layer: sets values to 0 at random in training, and not after `eval()`.
 
     Args:
-        p: Probability to drop a value.
-        mode: `upscale_in_train` computes x * mask / (1 - p) in training. Other modes compute x * mask in
-            training and x * (1 - p) in tests.
-        name: Name of the layer, on which the masks depend.
+        p: Probability that a value is set to 0.
+        mode: `upscale_in_train` computes x * mask / (1 - p) in training and x in evaluation. The other mode
+            computes x * mask in training and x * (1 - p) in evaluation.
+        name: Name of the layer. The masks depend on it.
     """
 
     def __init__(
@@ -230,7 +230,14 @@ class Dropout(layer_modules.Layer):
 
 @checked
 class LayerNorm(layer_modules.Layer):
-    """Layer normalisation over the last axis, whose extent is `normalized_shape`."""
+    """Layer normalization: normalizes each sample over its last axis, then scales and shifts it.
+
+    Args:
+        normalized_shape: Extent of the last axis.
+        epsilon: Number added to the variance.
+        weight_attr, bias_attr: Attributes of scale and shift.
+        name: Prefix of the parameters' names.
+    """
 
     def __init__(
         self,
@@ -248,14 +255,14 @@ class LayerNorm(layer_modules.Layer):
         self.bias = self.create_parameter([normalized_shape], bias_attr, is_bias=True)
 
     def forward(self, *inputs: Variable, **options: Any) -> Variable:
-        """Return the normalised input."""
+        """Return the normalized input."""
         (x,) = inputs
         return apply(normalize.LayerNorm(x.ndim - 1, self._epsilon), x, self.weight, self.bias)
 
 
 @checked
 class ReLU(layer_modules.Layer):
-    """Rectifier layer max(x, 0)."""
+    """Layer that returns max(x, 0)."""
 
     def forward(self, *inputs: Variable, **options: Any) -> Variable:
         """Apply the activation."""
@@ -264,7 +271,7 @@ class ReLU(layer_modules.Layer):
 
 @checked
 class Sigmoid(layer_modules.Layer):
-    """Logistic layer 1 / (1 + exp(-x))."""
+    """Layer that returns 1 / (1 + exp(-x))."""
 
     def forward(self, *inputs: Variable, **options: Any) -> Variable:
         """Apply the activation."""
@@ -273,7 +280,7 @@ class Sigmoid(layer_modules.Layer):
 
 @checked
 class Tanh(layer_modules.Layer):
-    """Hyperbolic tangent as a layer."""
+    """Layer that returns the hyperbolic tangent."""
 
     def forward(self, *inputs: Variable, **options: Any) -> Variable:
         """Apply the activation."""

@@ -1,7 +1,8 @@
-"""Functions that make concrete variables (zeros, arange, randn, ...), and DataFeeder for lists of samples.
+"""Functions that make variables with values (to_tensor, zeros, randn, ...), and DataFeeder for lists of
+samples.
 
-Random numbers come from a generator of this module, which `seed` restarts. They are not those of dropout or
-of initial values, which depend on a program's seed and on names only.
+Random numbers come from a generator of this module, which `seed` restarts. Dropout masks and initial values
+of parameters do not use this generator. They depend only on names and on the program's seed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -51,7 +52,7 @@ def to_tensor(
     place: object = None,
     stop_gradient: bool = True,
 ) -> Variable:
-    """Make a concrete variable from an array. `place` has no effect."""
+    """Return a variable with the values of an array, for eager mode. `place` has no effect."""
     if isinstance(data, Variable):
         return data
     return to_variable(data, dtype=dtype, stop_gradient=stop_gradient)
@@ -61,7 +62,8 @@ def to_tensor(
 def arange(
     start: float, end: float | None = None, step: float = 1, dtype: DTypeLike = "int64"
 ) -> Variable:
-    """Make a variable with the numbers from `start` to `end`, exclusive. `arange(end)` starts from 0."""
+    """Return a variable with the numbers from `start` up to, but not including, `end`. `arange(end)` starts
+    at 0."""
     low, high = (0, start) if end is None else (start, end)
     if not step:
         raise ConfigError("arange: step is 0; use another number")
@@ -76,8 +78,8 @@ def uniform(
     max: float = 1.0,
     seed: NonNegativeInt = 0,
 ) -> Variable:
-    """Make a variable with random numbers in [min, max). With a seed other than 0 they are always the
-    same."""
+    """Return a variable with random numbers in [min, max). The same seed, if not 0, gives the same
+    numbers."""
     _check_order("uniform", min, max)
     source = np.random.default_rng(seed) if seed else _random
     return to_variable(source.uniform(min, max, tuple(shape)), dtype=dtype)
@@ -85,7 +87,7 @@ def uniform(
 
 @checked
 def randn(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
-    """Make a variable with random numbers of the standard normal distribution."""
+    """Return a variable with random numbers of the standard normal distribution."""
     return to_variable(_random.normal(size=tuple(shape)), dtype=dtype)
 
 
@@ -93,7 +95,7 @@ def randn(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
 def randint(
     low: int = 0, high: int | None = None, shape: Sequence[int] = (1,), dtype: DTypeLike = "int64"
 ) -> Variable:
-    """Make a variable with random whole numbers in [low, high), or in [0, low) without `high`."""
+    """Return a variable with random whole numbers in [low, high), or in [0, low) without `high`."""
     first, last = (0, low) if high is None else (low, high)
     _check_order("randint", first + 1, last)
     return to_variable(_random.integers(first, last, tuple(shape)), dtype=dtype)
@@ -101,40 +103,45 @@ def randint(
 
 @checked
 def ones(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
-    """Make a variable filled with ones."""
+    """Return a variable filled with ones."""
     return to_variable(np.ones(tuple(shape), dtype_of(dtype)), dtype=dtype)
 
 
 @checked
 def zeros(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
-    """Make a variable filled with zeros."""
+    """Return a variable filled with zeros."""
     return to_variable(np.zeros(tuple(shape), dtype_of(dtype)), dtype=dtype)
 
 
-def _check_order(what: str, low: float, high: float) -> None:
+def _check_order(function: str, low: float, high: float) -> None:
     if low > high:
-        raise ConfigError(f"{what}: the numbers would be from {low} to {high}; name a higher end")
+        raise ConfigError(
+            f"{function}: the numbers would be from {low} to {high}; name a higher end"
+        )
 
 
 def enable_static() -> None:
-    """Do nothing. Operations on symbolic variables are always recorded, and those on values always
-    computed."""
+    """Do nothing. Accepted for Paddle scripts.
+
+    psfleet needs no switch: operations on symbolic variables are always added to the program, and
+    operations on values are always computed at once.
+    """
 
 
 def disable_static() -> None:
-    """Do nothing, for the same reason as enable_static."""
+    """Do nothing. Accepted for Paddle scripts, as enable_static."""
 
 
 @checked
 class DataFeeder:
-    """Converts lists of samples to feeds.
+    """Converts lists of samples to the feed of a program.
 
         feeder = DataFeeder([x, label])
         exe.run(feed=feeder.feed([([0.1, 0.2], 1), ([0.3, 0.4], 0)]), fetch_list=[loss])
 
     Args:
         feed_list: Data variables or their names, in the order of a sample's fields.
-        place: Accepted for scripts of the reference, without effect.
+        place: Accepted for Paddle scripts, without effect.
         program: Program in which to look up names, or None for the default main program.
     """
 
@@ -149,7 +156,7 @@ class DataFeeder:
         ]
 
     def feed(self, iterable: Iterable[Sequence[Any]]) -> dict[str, Array]:
-        """Convert a batch of samples, each a tuple with one field per variable, to a feed.
+        """Convert a batch of samples to a feed. A sample is a tuple with one field for each variable.
 
         Raises:
             ShapeError: A sample has another number of fields, or a field does not fit its variable.
@@ -170,7 +177,7 @@ class DataFeeder:
 
 
 def _batch(variable: Variable, fields: list[Any]) -> Array:
-    """Stack one field of all samples to an array. A flat field is reshaped to its variable's shape."""
+    """Stack the same field of all samples to an array. A flat field is reshaped to its variable's shape."""
     shape = [-1 if extent is None else extent for extent in variable.shape]
     try:
         batch = np.array(fields)
@@ -180,6 +187,6 @@ def _batch(variable: Variable, fields: list[Any]) -> Array:
             f"feed {variable.name!r}: the fields do not make an array of shape "
             f"{variable.shape}: {error}"
         ) from None
-    # Fractions for a variable of ids are not cut off here, so that the executor can refuse them.
+    # Fractions in a variable of ids are not rounded here, so that the executor can report them.
     fits = batch.dtype.kind == variable.dtype.kind or variable.dtype.kind == "f"
     return batch.astype(variable.dtype) if fits else batch

@@ -1,16 +1,16 @@
-"""Building blocks of programs, under the reference's names and argument names.
+"""Building blocks of programs, under Paddle's names and argument names.
 
     x = layers.data("x", [None, 4])
     hidden = layers.fc(x, 64, act="relu")
     loss = layers.mean(layers.square(layers.fc(hidden, 1)))
 
-A layer adds its operation to the default program if an input is symbolic, as `data` returns it. If an input
-has a value (`psfleet.to_variable`), the layer computes at once; that is eager mode.
+If the inputs are symbolic, as `data` returns them, a layer adds its operation to the default program. If an
+input has a value (`psfleet.to_variable`), the layer computes its result at once; this is eager mode.
 
-The parameters of a layer are named `name.w_0`, `name.b_0`. Without `name` each call numbers its layer
-(`fc_0`, `fc_1`, ...). A second call with the same `name` uses the same parameters.
+The parameters of a layer are named `name.w_0`, `name.b_0`. Without the argument `name` the layers of a
+program are numbered (`fc_0`, `fc_1`, ...). A second call with the same `name` uses the same parameters.
 
-Each module here lists its layers in `__all__`.
+Each module of this package lists its layers in `__all__`.
 """
 
 from psfleet.layers import (

@@ -1,4 +1,4 @@
-"""Activation functions, also usable by name as the argument `act` of a layer."""
+"""Activation functions. Layers also accept their names, as in `fc(x, 64, act="relu")`."""
 
 from collections.abc import Callable
 
@@ -12,19 +12,19 @@ __all__ = ["log_softmax", "relu", "sigmoid", "softmax", "tanh"]
 
 @checked
 def relu(x: Variable, name: str | None = None) -> Variable:
-    """max(x, 0)."""
+    """Return max(x, 0), elementwise."""
     return apply(activation.Relu(), x, name=name)
 
 
 @checked
 def sigmoid(x: Variable, name: str | None = None) -> Variable:
-    """1 / (1 + exp(-x))."""
+    """Return 1 / (1 + exp(-x)), elementwise."""
     return apply(activation.Sigmoid(), x, name=name)
 
 
 @checked
 def tanh(x: Variable, name: str | None = None) -> Variable:
-    """The hyperbolic tangent."""
+    """Return the hyperbolic tangent, elementwise."""
     return apply(activation.Tanh(), x, name=name)
 
 
@@ -32,13 +32,13 @@ def tanh(x: Variable, name: str | None = None) -> Variable:
 def softmax(
     input: Variable, use_cudnn: bool = False, name: str | None = None, axis: int = -1
 ) -> Variable:
-    """exp(x) / sum(exp(x)) along an axis."""
+    """Return exp(x) / sum(exp(x)), with the sum along an axis."""
     return apply(activation.Softmax(axis), input, name=name)
 
 
 @checked
 def log_softmax(input: Variable, axis: int = -1, name: str | None = None) -> Variable:
-    """The logarithm of softmax along an axis."""
+    """Return the logarithm of softmax along an axis, computed without overflow."""
     return apply(activation.LogSoftmax(axis), input, name=name)
 
 
@@ -48,7 +48,7 @@ _BY_NAME: dict[str, Callable[..., Variable]] = {
 
 
 def activate(x: Variable, act: str | None, name: str | None = None) -> Variable:
-    """Apply the activation that a layer's `act` names, or return x unchanged for None."""
+    """Apply the activation with the name `act`, or return x unchanged if `act` is None."""
     if act is None:
         return x
     if act not in _BY_NAME:

@@ -1,7 +1,8 @@
 """Elementwise arithmetic with broadcasting, and similarity measures.
 
-The functions `elementwise_*` take the reference's argument `axis`: it says where the axes of y stand in the
-shape of x.
+The functions `elementwise_*` have Paddle's argument `axis`: the axis of x that y's first axis is aligned
+with. -1 aligns the last axes, as NumPy does. With x of shape [2, 3, 4] and y of shape [3], `axis=1` adds y
+along axis 1.
 """
 
 from typing import Any
@@ -37,7 +38,7 @@ __all__ = [
 
 
 def _elementwise(op: Op, x: Any, y: Any, axis: int, act: str | None, name: str | None) -> Variable:
-    """Apply an operation with y's axes aligned to those of x from `axis` on; -1 aligns the last axes."""
+    """Apply an operation with y's first axis aligned with x's axis `axis`. -1 aligns the last axes."""
     x, y = as_variable(x), as_variable(y)
     after = x.ndim - axis - y.ndim
     if axis >= 0 and y.ndim and after < 0:
@@ -54,8 +55,14 @@ def _elementwise(op: Op, x: Any, y: Any, axis: int, act: str | None, name: str |
 def elementwise_add(
     x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
 ) -> Variable:
-    """x + y with broadcasting. `axis` is the axis of x that y's first axis is aligned with; -1 aligns the
-    last axes."""
+    """Return x + y with broadcasting.
+
+    Args:
+        x, y: Variables or numbers.
+        axis: Axis of x that y's first axis is aligned with. -1 aligns the last axes, as NumPy does.
+        act: Name of an activation (psfleet.layers.activations), or None.
+        name: Name of the operation.
+    """
     return _elementwise(arithmetic.Add(), x, y, axis, act, name)
 
 
@@ -63,7 +70,7 @@ def elementwise_add(
 def elementwise_sub(
     x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
 ) -> Variable:
-    """x - y, broadcast as in elementwise_add."""
+    """Return x - y. Broadcasting and arguments are those of elementwise_add."""
     return _elementwise(arithmetic.Sub(), x, y, axis, act, name)
 
 
@@ -71,7 +78,7 @@ def elementwise_sub(
 def elementwise_mul(
     x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
 ) -> Variable:
-    """x * y, broadcast as in elementwise_add."""
+    """Return x * y. Broadcasting and arguments are those of elementwise_add."""
     return _elementwise(arithmetic.Mul(), x, y, axis, act, name)
 
 
@@ -79,7 +86,7 @@ def elementwise_mul(
 def elementwise_div(
     x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
 ) -> Variable:
-    """x / y, broadcast as in elementwise_add."""
+    """Return x / y. Broadcasting and arguments are those of elementwise_add."""
     return _elementwise(arithmetic.Div(), x, y, axis, act, name)
 
 
@@ -87,7 +94,7 @@ def elementwise_div(
 def elementwise_max(
     x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
 ) -> Variable:
-    """The larger of x and y, broadcast as in elementwise_add."""
+    """Return the larger of x and y, elementwise. Broadcasting and arguments are those of elementwise_add."""
     return _elementwise(arithmetic.Max(), x, y, axis, act, name)
 
 
@@ -95,7 +102,7 @@ def elementwise_max(
 def elementwise_min(
     x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
 ) -> Variable:
-    """The smaller of x and y, broadcast as in elementwise_add."""
+    """Return the smaller of x and y, elementwise. Broadcasting and arguments are those of elementwise_add."""
     return _elementwise(arithmetic.Min(), x, y, axis, act, name)
 
 
@@ -103,43 +110,43 @@ def elementwise_min(
 def elementwise_pow(
     x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None
 ) -> Variable:
-    """x ** y, broadcast as in elementwise_add."""
+    """Return x ** y. Broadcasting and arguments are those of elementwise_add."""
     return _elementwise(arithmetic.Pow(), x, y, axis, act, name)
 
 
 @checked
 def exp(x: Variable, name: str | None = None) -> Variable:
-    """e ** x."""
+    """Return e ** x, elementwise."""
     return apply(arithmetic.Exp(), x, name=name)
 
 
 @checked
 def log(x: Variable, name: str | None = None) -> Variable:
-    """The natural logarithm."""
+    """Return the natural logarithm, elementwise."""
     return apply(arithmetic.Log(), x, name=name)
 
 
 @checked
 def sqrt(x: Variable, name: str | None = None) -> Variable:
-    """The square root."""
+    """Return the square root, elementwise."""
     return apply(arithmetic.Sqrt(), x, name=name)
 
 
 @checked
 def square(x: Variable, name: str | None = None) -> Variable:
-    """x * x."""
+    """Return x * x, elementwise."""
     return apply(arithmetic.Square(), x, name=name)
 
 
 @checked
 def abs(x: Variable, name: str | None = None) -> Variable:
-    """The absolute value."""
+    """Return the absolute value, elementwise."""
     return apply(arithmetic.Abs(), x, name=name)
 
 
 @checked
 def pow(x: Variable, factor: float = 1.0, name: str | None = None) -> Variable:
-    """x ** factor."""
+    """Return x ** factor, elementwise."""
     return apply(arithmetic.Power(float(factor)), x, name=name)
 
 
@@ -152,7 +159,7 @@ def scale(
     act: str | None = None,
     name: str | None = None,
 ) -> Variable:
-    """scale * x + bias, or scale * (x + bias)."""
+    """Return scale * x + bias, or scale * (x + bias) if `bias_after_scale` is False."""
     offset = bias if bias_after_scale else scale * bias
     op = arithmetic.Scale(float(scale), float(offset))
     return activate(apply(op, x, name=name if act is None else None), act, name)
@@ -160,7 +167,7 @@ def scale(
 
 @checked
 def clip(x: Variable, min: AnyNumber, max: AnyNumber, name: str | None = None) -> Variable:
-    """x limited to [min, max]."""
+    """Return x with values below `min` set to `min` and values above `max` set to `max`."""
     if min > max:
         raise ShapeError(f"clip: min {min!r} is above max {max!r}")
     return apply(arithmetic.Clip(float(min), float(max)), x, name=name)
@@ -168,7 +175,7 @@ def clip(x: Variable, min: AnyNumber, max: AnyNumber, name: str | None = None) -
 
 @checked
 def dot(x: Variable, y: Variable, name: str | None = None) -> Variable:
-    """The inner product over the last axis, which stays with extent 1."""
+    """Return the inner product of x and y over the last axis. The last axis of the result has extent 1."""
     product = apply(arithmetic.Mul(), x, y)
     return apply(reduce.ReduceSum((-1,), True), product, name=name)
 
@@ -177,12 +184,17 @@ def dot(x: Variable, y: Variable, name: str | None = None) -> Variable:
 def l2_normalize(
     x: Variable, axis: int = -1, epsilon: float = 1e-12, name: str | None = None
 ) -> Variable:
-    """x / sqrt(sum(x^2) + epsilon) along an axis."""
+    """Return x / sqrt(sum(x^2) + epsilon), with the sum along an axis."""
     squares = apply(reduce.ReduceSum((axis,), True), square(x))
     return apply(arithmetic.Div(), x, sqrt(scale(squares, bias=epsilon)), name=name)
 
 
 @checked
 def cos_sim(X: Variable, Y: Variable, name: str | None = None) -> Variable:  # noqa: N803, RUF100
-    """The cosine of the angle between rows: [n, d] and [n, d] or [1, d] give [n, 1]."""
+    """Return the cosine of the angle between rows of X and Y, shape [n, 1].
+
+    Args:
+        X: Variable [n, d].
+        Y: Variable [n, d], or [1, d] to compare all rows of X with the same row.
+    """
     return dot(l2_normalize(X), l2_normalize(Y), name=name)

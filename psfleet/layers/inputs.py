@@ -1,7 +1,6 @@
-"""Layers without an input variable: feeds, constants, the features of a FeatureSet, and rows of a table.
+"""Layers that a model begins with: fed inputs, constants, the features of a FeatureSet, and rows of a table.
 
-A model begins with these. `features` brings everything that a FeatureSet describes; `embedding` looks up
-one table.
+`features` returns all inputs that a FeatureSet describes. `embedding` looks up rows of one table.
 """
 
 from collections.abc import Sequence
@@ -34,14 +33,14 @@ def data(
     lod_level: int = 0,
     stop_gradient: bool = True,
 ) -> Variable:
-    """Declare an input that each run feeds.
+    """Declare an input of the program. Each run must feed a value for it.
 
         label = layers.data("label", [None, 1])
         exe.run(feed={"label": np.zeros((8, 1), np.float32)})
 
     Args:
         name: Key of the input in the feed.
-        shape: Shape with the batch axis. None or -1 stands for an extent that only the feed decides.
+        shape: Shape including the batch axis. None or -1 is an extent that each feed may choose.
         dtype: float32, or int64 for ids and labels.
         lod_level: Must be 0, because psfleet has no nested sequences.
     """
@@ -61,45 +60,46 @@ def fill_constant(
     force_cpu: bool = False,
     out: Any = None,
 ) -> Variable:
-    """Make an array with every element equal to `value`."""
+    """Return a variable with every element equal to `value`."""
     return apply(FillConstant(tuple(shape), dtype_of(dtype).name, value))
 
 
 @checked
 def ones(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
-    """An array of ones."""
+    """Return a variable filled with ones."""
     return fill_constant(shape, dtype, 1)
 
 
 @checked
 def zeros(shape: Sequence[int], dtype: DTypeLike = "float32") -> Variable:
-    """An array of zeros."""
+    """Return a variable filled with zeros."""
     return fill_constant(shape, dtype, 0)
 
 
 @checked
 def features(features: FeatureSet) -> dict[str, Variable]:
-    """Return the values of all features of a set, by name and in the order of the set.
+    """Return a variable for each feature of a set, by name and in the order of the set.
 
         values = layers.features(feature_set)
         hidden = layers.fc(layers.concat(list(values.values()), axis=1), 64, act="relu")
         ...
         exe.run(feed={**psfleet.features.feed(feature_set, batch), "label": labels})
 
-    One call to each server brings the rows of all features, and one push sends their gradients. A table
-    with its own optimizer is updated by that one, any other table by the optimizer that minimizes the loss.
+    A variable is float32 [samples, dim]. With pooling "none" it is [n, dim], with one row for each id, or
+    with `last` [samples, last, dim].
+
+    The rows of all features are pulled with one call to each server, and their gradients are sent in one
+    push. A table that has an optimizer is updated by it. Other tables are updated by the optimizer that
+    minimizes the loss.
 
     Args:
-        features: The feature set. Each Feature becomes the inputs `NAME.ids`, `NAME.lengths` and, if
-            weighted, `NAME.weights`; each Number the input `NAME`. `psfleet.features.feed` makes these
-            feeds from a batch.
-
-    Returns:
-        float32 [samples, dim]; for pooling "none" [n, dim] or, with `last`, [samples, last, dim].
+        features: The feature set. A Feature is fed as `NAME.ids`, `NAME.lengths` and, if it has weights,
+            `NAME.weights`. A Number is fed as `NAME`. `psfleet.features.feed` makes these feeds from a batch.
     """
     inputs = {}
-    # A backward pass goes from the last record to the first. So the gradients of features that share a
-    # table come in the order of the set, as in the other interfaces, and are summed to the same bits.
+    # A backward pass runs from the last operation to the first. Adding the features in reverse order makes
+    # the gradients of features that share a table come in the order of the set. Other interfaces sum them
+    # in this order too, and results must be bit-identical.
     for feature in reversed(list(features)):
         if isinstance(feature, Feature):
             inputs[feature.name] = _looked_up(feature)
@@ -146,23 +146,25 @@ def embedding(
     name: str | None = None,
     entry: Entry | None = None,
 ) -> Variable:
-    """Look up rows of a table by id; returns [*input.shape, dim].
+    """Look up the rows of a table by id. Returns a variable [*input.shape, dim].
 
         users = layers.embedding(layers.data("user", [None], "int64"), [None, 16], is_distributed=True)
 
     Args:
         input: int64 ids of any shape.
-        size: [rows, dim]. rows may be None with `is_distributed`.
-        is_sparse: True if the gradient holds only the rows of the batch, and only those are updated.
-        is_distributed: True if ids may be any int64, and rows are created by their first update. Implies
-            is_sparse.
-        padding_idx: Id whose row is zeros and is never updated.
-        param_attr: Attributes of the weights `name.w_0`. Their initial values are uniform in [-0.01, 0.01),
-            the same for sparse and dense tables.
+        size: [rows, dim]. With `is_distributed`, rows may be None.
+        is_sparse: True if the gradient has only the rows of the batch, so that other rows are not updated.
+        is_distributed: True if ids may be any int64. A row is created by its first update. Implies is_sparse.
+        padding_idx: Id that gives zeros. Its row is never updated.
+        param_attr: Attributes of the weights `name.w_0`. By default their initial values are uniform in
+            [-0.01, 0.01), the same for sparse and dense tables.
+        dtype: dtype of the rows.
+        name: Name of the layer, or None to number it.
         entry: With `is_distributed`, the rule that decides which new ids get a row, such as
-            psfleet.CountFilterEntry. The two inputs that a ShowClickEntry names must exist already:
-            layers.data of any dtype, in the shape of `input` or with one value for each sample. Runs that do
-            not train need no value for them. In eager mode each id counts as one show and no click.
+            psfleet.CountFilterEntry. A ShowClickEntry names two inputs, the shows and clicks of the ids.
+            Declare them before with layers.data, of any dtype, in the shape of `input` or with one value
+            for each sample. Runs that do not train need not feed them. In eager mode each id has one show
+            and no click.
     """
     if dtype_of(dtype) != np.float32:
         raise ShapeError(f"embedding weights are float32; dtype is {dtype!r}")
@@ -194,7 +196,7 @@ def embedding(
 
 
 def _scores(ids: Variable, entry: Entry | None, label: str) -> list[Variable]:
-    """Return the two inputs of the program that a ShowClickEntry names."""
+    """Return the program's inputs with shows and clicks, if the entry is a ShowClickEntry."""
     counting = part_of(entry, ShowClickEntry)
     if counting is None or ids.value is not None:
         return []

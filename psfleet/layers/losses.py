@@ -1,6 +1,6 @@
-"""Losses and measures of predictions.
+"""Losses, and accuracy and AUC as layers.
 
-A loss has one value for each sample; `layers.mean` makes the scalar that an optimizer minimizes:
+A loss has one value for each sample. `layers.mean` makes the scalar that an optimizer minimizes:
 
     loss = layers.mean(layers.log_loss(chance, label))
 """
@@ -27,7 +27,7 @@ __all__ = [
 
 @checked
 def square_error_cost(input: Variable, label: Variable) -> Variable:
-    """(input - label)^2, elementwise."""
+    """Return (input - label)^2, elementwise."""
     return apply(loss.SquareError(), input, label)
 
 
@@ -35,10 +35,12 @@ def square_error_cost(input: Variable, label: Variable) -> Variable:
 def cross_entropy(
     input: Variable, label: Variable, soft_label: bool = False, ignore_index: int = -100
 ) -> Variable:
-    """-log of the probability that `input` [..., classes] gives to the label: [..., 1].
+    """Return the cross entropy -log(probability of the label), shape [..., 1].
 
     Args:
-        label: int64 [..., 1], or with `soft_label` probabilities in input's shape.
+        input: Probabilities [..., classes].
+        label: Class numbers, int64 [..., 1]. With `soft_label` probabilities in the shape of `input`.
+        soft_label: True if `label` has probabilities.
         ignore_index: Label whose samples get the loss 0.
     """
     return apply(loss.CrossEntropy(soft_label, ignore_index), input, label)
@@ -55,7 +57,7 @@ def softmax_with_cross_entropy(
     return_softmax: Literal[False] = False,
     axis: int = -1,
 ) -> Variable:
-    """The cost alone."""
+    """Return the loss only."""
 
 
 @checked
@@ -70,7 +72,7 @@ def softmax_with_cross_entropy(
     return_softmax: Literal[True],
     axis: int = -1,
 ) -> tuple[Variable, Variable]:
-    """The cost and the softmax."""
+    """Return the loss and the softmax."""
 
 
 @checked
@@ -83,8 +85,15 @@ def softmax_with_cross_entropy(
     return_softmax: bool = False,
     axis: int = -1,
 ) -> Variable | tuple[Variable, Variable]:
-    """cross_entropy of softmax(logits), computed without overflow. With `return_softmax` also returns the
-    softmax."""
+    """Return cross_entropy(softmax(logits), label), computed without overflow.
+
+    Args:
+        logits: Scores [..., classes] before the softmax.
+        label, soft_label, ignore_index: As in cross_entropy.
+        numeric_stable_mode: Accepted for Paddle scripts. The result is always computed without overflow.
+        return_softmax: True to return (loss, softmax).
+        axis: Axis of the classes.
+    """
     cost = apply(loss.SoftmaxCrossEntropy(soft_label, ignore_index, axis), logits, label)
     return (cost, apply(Softmax(axis), logits)) if return_softmax else cost
 
@@ -97,12 +106,14 @@ def sigmoid_cross_entropy_with_logits(
     name: str | None = None,
     normalize: bool = False,
 ) -> Variable:
-    """The binary cross entropy of sigmoid(x), elementwise, without overflow.
+    """Return the binary cross entropy of sigmoid(x), elementwise, computed without overflow.
 
     Args:
-        label: float32 in [0, 1], in x's shape.
-        ignore_index: Label whose values get the loss 0.
-        normalize: True to divide by the number of values that are not ignored.
+        x: Scores before the sigmoid.
+        label: float32 in [0, 1], in the shape of x.
+        ignore_index: Elements with this label get the loss 0.
+        name: Name of the operation.
+        normalize: True to divide by the number of elements that are not ignored.
     """
     return apply(loss.SigmoidCrossEntropy(float(ignore_index), normalize), x, label, name=name)
 
@@ -111,7 +122,7 @@ def sigmoid_cross_entropy_with_logits(
 def log_loss(
     input: Variable, label: Variable, epsilon: float = 1e-4, name: str | None = None
 ) -> Variable:
-    """-label * log(input + epsilon) - (1 - label) * log(1 - input + epsilon), elementwise."""
+    """Return -label * log(input + epsilon) - (1 - label) * log(1 - input + epsilon), elementwise."""
     return apply(loss.LogLoss(float(epsilon)), input, label, name=name)
 
 
@@ -119,7 +130,14 @@ def log_loss(
 def accuracy(
     input: Variable, label: Variable, k: PositiveInt = 1, correct: Any = None, total: Any = None
 ) -> Variable:
-    """Fraction of the batch whose label [n, 1] is among the k largest of input [n, classes]."""
+    """Return the share of the batch whose label is among the k classes with the largest values.
+
+    Args:
+        input: Scores [n, classes].
+        label: Class numbers, int64 [n, 1].
+        k: Number of classes to consider.
+        correct, total: Accepted for Paddle scripts, without effect.
+    """
     return apply(Accuracy(k), input, label)
 
 
@@ -132,11 +150,20 @@ def auc(
     topk: int = 1,
     slide_steps: int = 1,
 ) -> tuple[Variable, Variable, list[Variable]]:
-    """Area under the ROC curve of scores in [0, 1].
+    """Return the area under the ROC curve, of all runs so far and of the batch.
+
+        auc_so_far, batch_auc, _ = layers.auc(chance, label)
+
+    Args:
+        input: Scores in [0, 1].
+        label: Labels 0 or 1.
+        curve: Must be "ROC".
+        num_thresholds: Number of thresholds on the score. Scores between the same two thresholds count as
+            equal.
+        topk, slide_steps: Accepted for Paddle scripts, without effect.
 
     Returns:
-        The AUC over all runs of the program so far, the AUC of the batch, and an empty list in the place of
-        the reference's state variables.
+        The AUC over all runs so far, the AUC of the batch, and [] in place of Paddle's state variables.
     """
     if curve != "ROC":
         raise ConfigError(f"curve is {curve!r}; only 'ROC' is available")

@@ -1,7 +1,6 @@
-"""Layers that change the shape or dtype of a value, take parts of it, or put values together.
+"""Layers without parameters that reshape, split, concatenate, select and convert variables.
 
-They have no parameters. Arguments and results follow the reference; where NumPy has the function too, it
-does the same.
+Arguments and results are those of Paddle. Functions that NumPy has under the same name give the same results.
 """
 
 import builtins
@@ -38,7 +37,12 @@ __all__ = [
 
 @checked
 def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) -> Variable:
-    """Concatenate variables along an existing axis."""
+    """Concatenate variables along an existing axis.
+
+        both = layers.concat([a, b], axis=1)  # [n, 3] and [n, 5] give [n, 8]
+
+    Other axes must have equal extents.
+    """
     return apply(manipulate.Concat(axis), *input, name=name)
 
 
@@ -46,8 +50,16 @@ def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) ->
 def split(
     input: Variable, num_or_sections: int | Sequence[int], dim: int = -1, name: str | None = None
 ) -> list[Variable]:
-    """Split along an axis into a number of equal parts, or into parts of the given widths, of which one may
-    be -1."""
+    """Split a variable along an axis, and return a list of the parts.
+
+        left, right = layers.split(x, [3, -1], dim=1)  # [n, 8] gives [n, 3] and [n, 5]
+
+    Args:
+        input: Variable to split.
+        num_or_sections: Number of equal parts, or list of the parts' extents, of which one may be -1.
+        dim: Axis.
+        name: Name of the operation.
+    """
     axis = axis_of(dim, input.shape, f"split of {input.name!r}")
     extent = input.shape[axis]
     if extent is None:
@@ -70,13 +82,13 @@ def split(
 def _widths(extent: int, parts: int | Sequence[int]) -> list[int]:
     if isinstance(parts, int):
         return [extent // parts] * parts if parts > 0 else []
-    others = builtins.sum(width for width in parts if width >= 0)
-    return [extent - others if width == -1 else width for width in parts]
+    known_width = builtins.sum(width for width in parts if width >= 0)
+    return [extent - known_width if width == -1 else width for width in parts]
 
 
 @checked
 def stack(x: Sequence[Variable], axis: int = 0) -> Variable:
-    """Stack variables of one shape along a new axis."""
+    """Stack variables of the same shape along a new axis."""
     return apply(manipulate.Stack(axis), *([x] if isinstance(x, Variable) else x))
 
 
@@ -89,7 +101,12 @@ def reshape(
     inplace: bool = False,
     name: str | None = None,
 ) -> Variable:
-    """Change the shape. -1 stands for the extent that fits, 0 for x's extent at this axis."""
+    """Change the shape.
+
+        pairs = layers.reshape(x, [0, -1, 2])  # [n, 8] gives [n, 4, 2]
+
+    In `shape`, -1 is computed from the other extents, and 0 keeps x's extent at this axis.
+    """
     if isinstance(actual_shape, Variable):
         raise ShapeError("reshape: actual_shape is a variable; only known shapes are available")
     target = tuple(-1 if extent is None else int(extent) for extent in shape)
@@ -99,7 +116,7 @@ def reshape(
 
 @checked
 def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
-    """Flatten to a matrix: the axes before `axis` become its rows, the axes from there its columns."""
+    """Flatten to a matrix. The axes before `axis` become its rows, the axes from `axis` on its columns."""
     width = 1
     for extent in x.shape[axis:]:
         width = -1 if extent is None or width == -1 else width * extent
@@ -111,25 +128,25 @@ def flatten(x: Variable, axis: int = 1, name: str | None = None) -> Variable:
 
 @checked
 def squeeze(input: Variable, axes: Sequence[int] = (), name: str | None = None) -> Variable:
-    """Remove axes of extent 1: the named ones, or all of them if none is named."""
-    places = {axis_of(axis, input.shape, f"squeeze of {input.name!r}") for axis in axes} or {
+    """Remove the given axes, which must have extent 1. Without `axes`, remove all axes of extent 1."""
+    removed_axes = {axis_of(axis, input.shape, f"squeeze of {input.name!r}") for axis in axes} or {
         i for i, extent in enumerate(input.shape) if extent == 1
     }
-    if any(input.shape[axis] != 1 for axis in places):
+    if any(input.shape[axis] != 1 for axis in removed_axes):
         raise ShapeError(
-            f"squeeze of {input.name!r} {input.shape}: axes {sorted(places)} are not all 1"
+            f"squeeze of {input.name!r} {input.shape}: axes {sorted(removed_axes)} are not all 1"
         )
-    return _to(input, [n for i, n in enumerate(input.shape) if i not in places], name)
+    return _to(input, [n for i, n in enumerate(input.shape) if i not in removed_axes], name)
 
 
 @checked
 def unsqueeze(input: Variable, axes: int | Sequence[int], name: str | None = None) -> Variable:
-    """Insert axes of extent 1. `axes` are their positions in the result."""
+    """Insert axes of extent 1. `axes` are the positions of the new axes in the result."""
     positions = [axes] if isinstance(axes, int) else list(axes)
     rank = input.ndim + len(positions)
-    places = {axis_of(axis, [None] * rank, f"unsqueeze of {input.name!r}") for axis in positions}
-    rest = iter(input.shape)
-    return _to(input, [1 if i in places else next(rest) for i in range(rank)], name)
+    new_axes = {axis_of(axis, [None] * rank, f"unsqueeze of {input.name!r}") for axis in positions}
+    extents = iter(input.shape)
+    return _to(input, [1 if i in new_axes else next(extents) for i in range(rank)], name)
 
 
 def _to(x: Variable, shape: Sequence[int | None], name: str | None) -> Variable:
@@ -149,13 +166,13 @@ def transpose(x: Variable, perm: Sequence[int], name: str | None = None) -> Vari
 def slice(
     input: Variable, axes: Sequence[int], starts: Sequence[int], ends: Sequence[int]
 ) -> Variable:
-    """input[starts[i]:ends[i]] along axes[i]; negative bounds count from the end."""
+    """Return input[starts[i]:ends[i]] along each axis axes[i]. Negative bounds count from the end."""
     return apply(manipulate.Slice(tuple(axes), tuple(starts), tuple(ends)), input)
 
 
 @checked
 def gather(input: Variable, index: Variable, overwrite: bool = True) -> Variable:
-    """Rows of `input` at the int64 indices [m] or [m, 1]."""
+    """Return the rows of `input` at the int64 indices `index` [m] or [m, 1]."""
     return apply(manipulate.Gather(), input, index)
 
 
@@ -167,11 +184,17 @@ def cast(x: Variable, dtype: DTypeLike) -> Variable:
 
 @checked
 def one_hot(input: Variable, depth: PositiveInt, allow_out_of_range: bool = False) -> Variable:
-    """Encode whole numbers [..., 1] or [...] as float32 [..., depth]: 1 at the number's position, else 0."""
+    """Return float32 [..., depth] with 1 at the position of each number of `input` [..., 1] or [...], else
+    0."""
     return apply(manipulate.OneHot(int(depth), allow_out_of_range), input)
 
 
 @checked
 def expand(x: Variable, expand_times: Sequence[PositiveInt], name: str | None = None) -> Variable:
-    """Repeat the values along each axis as often as `expand_times` says."""
+    """Repeat x expand_times[i] times along axis i, as numpy.tile does.
+
+        twice = layers.expand(x, [1, 2])  # [n, 4] gives [n, 8]
+
+    `expand_times` needs a number for each axis.
+    """
     return apply(manipulate.Expand(tuple(expand_times)), x, name=name)

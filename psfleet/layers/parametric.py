@@ -1,6 +1,6 @@
-"""Layers with parameters: fully connected, normalization, dropout; and matrix products.
+"""Fully connected layers, matrix products, dropout and normalization.
 
-A layer's parameters live in the fleet's tables under `name.w_0`, `name.b_0` and so on.
+The parameters of a layer are stored in the fleet's tables under `name.w_0`, `name.b_0` and so on.
 """
 
 from collections.abc import Sequence
@@ -33,14 +33,21 @@ __all__ = ["batch_norm", "create_parameter", "dropout", "fc", "layer_norm", "mat
 
 
 def channel_axis(data_layout: str, rank: int) -> int:
-    """Return the axis of an input's channels: NCHW and NC have them second, NHWC last."""
+    """Return the number of the channel axis of an input: 1 for NCHW and NC, the last axis for NHWC."""
     if data_layout not in ("NCHW", "NHWC"):
         raise ConfigError(f"batch_norm: data_layout is {data_layout!r}, use NCHW or NHWC")
     return rank - 1 if data_layout == "NHWC" else 1
 
 
 def moving_average(shape: tuple[int, ...], name: str, start: float, momentum: float) -> Parameter:
-    """Make a parameter that no optimizer trains: a moving average of statistics of the batches."""
+    """Make a parameter for a moving average of the batches' statistics. No optimizer trains it.
+
+    Args:
+        shape: Shape of the parameter.
+        name: Name of the parameter.
+        start: Initial value.
+        momentum: Weight of the previous average in each update.
+    """
     attributes = ParamAttr(trainable=False, do_model_average=False, need_clip=False)
     parameter = make_parameter(shape, name, attributes, initializer.Constant(start))
     promise(parameter, momentum)
@@ -62,12 +69,16 @@ def fc(
         hidden = layers.fc(x, 64, act="relu")
 
     Args:
-        input: One variable, or a list of several, each with its own weights `name.w_0`, `name.w_1`, ...
+        input: A variable, or a list of variables. Each variable has its own weights `name.w_0`, `name.w_1`,
+            ...
         size: Number of outputs.
-        num_flatten_dims: Number of leading axes to keep. The axes after them are flattened into the inputs.
-        param_attr: Attributes of the weights, or a list of them for several inputs. Xavier by default.
-        bias_attr: Attributes of the bias `name.b_0`, or False for no bias. Zeros by default.
+        num_flatten_dims: Number of leading axes that the output keeps. The other axes of an input are
+            flattened to one axis.
+        param_attr: Attributes of the weights, or a list with attributes for each input. The default is
+            Xavier initialization.
+        bias_attr: Attributes of the bias `name.b_0`, or False for no bias. Initialized to 0 by default.
         act: Name of an activation (psfleet.layers.activations), or None.
+        name: Name of the layer, or None to number it.
     """
     label = name or names.generate("fc")
     inputs = [input] if isinstance(input, Variable) else [as_variable(x) for x in input]
@@ -79,14 +90,14 @@ def fc(
         for i, (x, attr) in enumerate(zip(inputs, attributes, strict=True))
     ]
     bias = _vector(size, f"{label}.b_0", bias_attr, 0.0)
-    rest = [] if bias is None else [bias]
+    biases = [] if bias is None else [bias]
     if len(inputs) == 1:
         op = Affine(axis_of(num_flatten_dims, (*inputs[0].shape, None), "fc"), act == "relu")
-        out = apply(op, inputs[0], weights[0], *rest, name=label)
+        out = apply(op, inputs[0], weights[0], *biases, name=label)
         return out if act == "relu" else activate(out, act, label)
     parts = [apply(Affine(num_flatten_dims), x, w) for x, w in zip(inputs, weights, strict=True)]
     total = summed(parts)
-    out = apply(Add(), total, *rest, name=label) if rest else total
+    out = apply(Add(), total, *biases, name=label) if biases else total
     return activate(out, act, label)
 
 
@@ -103,7 +114,7 @@ def _weights(x: Variable, size: int, axes: int, name: str, argument: Attribute) 
 
 
 def _vector(size: int, name: str, argument: Attribute, start: float) -> Variable | None:
-    """Make a parameter vector with one initial value, or return None if its attribute is False."""
+    """Make a parameter vector with the initial value `start`, or return None if `argument` is False."""
     attr = attribute(argument)
     if attr is None:
         return None
@@ -119,7 +130,7 @@ def matmul(
     alpha: float = 1.0,
     name: str | None = None,
 ) -> Variable:
-    """alpha * x @ y over the last two axes; leading axes broadcast."""
+    """Return alpha * x @ y. The product is over the last two axes, and leading axes are broadcast."""
     out = apply(MatMul(transpose_x, transpose_y), x, y, name=name)
     return out if alpha == 1.0 else scaled(out, alpha)
 
@@ -135,15 +146,19 @@ def dropout(
         "downgrade_in_infer", "upscale_in_train"
     ] = "downgrade_in_infer",
 ) -> Variable:
-    """Set values to 0 at random in training.
+    """Set values to 0 at random during training, and not in programs cloned for tests.
 
-    The mask only depends on the seed, the layer's name and the program's step, so a repeated run has the
-    same bits.
+        hidden = layers.dropout(layers.fc(x, 64, act="relu"), 0.5)
+
+    The mask depends only on the seed, the layer's name and the step of the program, so a repeated training
+    run is bit-identical.
 
     Args:
-        dropout_prob: Fraction p of the values that become 0.
-        is_test: True to act as in a program cloned for tests.
+        x: Variable.
+        dropout_prob: Probability p that a value is set to 0.
+        is_test: True to compute as in a program cloned for tests.
         seed: Seed of the mask, or None for the program's random_seed.
+        name: Name of the layer, or None to number it.
         dropout_implementation: `downgrade_in_infer` gives x * mask in training and x * (1 - p) in tests;
             `upscale_in_train` gives x * mask / (1 - p) in training and x in tests.
     """
@@ -166,11 +181,18 @@ def layer_norm(
     act: str | None = None,
     name: str | None = None,
 ) -> Variable:
-    """(x - mean) / sqrt(variance + epsilon) within each sample, times `name.w_0` plus `name.b_0`.
+    """Layer normalization: normalize each sample to mean 0 and variance 1, then scale and shift it.
+
+    The result is (x - mean) / sqrt(variance + epsilon) * `name.w_0` + `name.b_0`.
 
     Args:
-        begin_norm_axis: First of the axes over which mean and variance are taken; they reach to the last
-            axis.
+        input: Variable whose first axis is the batch.
+        scale, shift: False for no scale `name.w_0` or no shift `name.b_0`.
+        begin_norm_axis: Mean and variance are computed over the axes from this one to the last.
+        epsilon: Number added to the variance, at least 0.
+        param_attr, bias_attr: Attributes of the scale and of the shift.
+        act: Name of an activation (psfleet.layers.activations), or None.
+        name: Name of the layer, or None to number it.
     """
     label = name or names.generate("layer_norm")
     width = size_of(input.shape[begin_norm_axis:])
@@ -181,7 +203,7 @@ def layer_norm(
         )
     factor = _vector(width, f"{label}.w_0", param_attr if scale else False, 1.0)
     offset = _vector(width, f"{label}.b_0", bias_attr if shift else False, 0.0)
-    weights = [each for each in (factor, offset) if each is not None]
+    weights = [weight for weight in (factor, offset) if weight is not None]
     op = LayerNorm(begin_norm_axis, epsilon, factor is not None, offset is not None)
     return activate(apply(op, input, *weights, name=label), act, label)
 
@@ -203,30 +225,33 @@ def batch_norm(
     do_model_average_for_mean_and_var: bool = True,
     use_global_stats: bool = False,
 ) -> Variable:
-    """(x - mean) / sqrt(variance + epsilon) for each channel, times `name.w_0` plus `name.b_0`.
+    """Batch normalization: normalize each channel to mean 0 and variance 1, then scale and shift it.
 
-    In training, mean and variance are those of the batch, and each update moves the moving statistics:
-    moving = momentum * moving + (1 - momentum) * batch. Programs cloned for tests, inference models,
-    `is_test` and `use_global_stats` use the moving statistics: the parameters `name.w_1` (mean, initially
-    0) and `name.w_2` (biased variance, initially 1).
+    The result is (x - mean) / sqrt(variance + epsilon) * `name.w_0` + `name.b_0`.
 
-    The moving statistics are dense tables, saved in checkpoints and inference models. A worker normalizes
-    by its own batch and sends the batch's statistics with its gradients. In sync mode a round takes their
-    mean over the workers, which gives the same bits for any number of servers; in other modes each push
-    updates them once. With merged gradients the mean over the merged batches is sent. Only updates of an
-    optimizer change them. A pipeline refuses to train them, because its stages only see parts of a batch.
+    - In training, mean and variance are those of the worker's batch. Each update of the optimizer also
+      updates the moving statistics: moving = momentum * moving + (1 - momentum) * batch.
+    - Programs cloned for tests and inference models use the moving statistics. These are the parameters
+      `name.w_1` (mean, initially 0) and `name.w_2` (biased variance, initially 1), stored in dense tables and
+      saved in checkpoints and inference models.
+
+    A worker sends the statistics of its batch with its gradients. In sync mode the moving statistics are
+    updated once per round with the mean over the workers, bit-identical for any number of servers. In other
+    modes each push updates them. With merged gradients the mean over the merged batches is sent. A pipeline
+    cannot train this layer, because its stages see only parts of a batch.
 
     Args:
         input: [batch, channels], [batch, channels, ...] or, with NHWC, [batch, ..., channels].
         act: Name of an activation (psfleet.layers.activations), or None.
-        is_test: True to act as in a program cloned for tests.
+        is_test: True to compute as in a program cloned for tests.
         momentum: Weight of the previous moving statistics, in [0, 1].
-        epsilon: Added to the variance, at least 0.
-        param_attr: Attributes of the scale, or False for no scale. 1 by default.
-        bias_attr: Attributes of the shift, or False for no shift. 0 by default.
-        data_layout: Position of the channels: NCHW or NHWC.
-        in_place, do_model_average_for_mean_and_var: Accepted for the reference's sake. Averages of weights
-            never include the moving statistics.
+        epsilon: Number added to the variance, at least 0.
+        param_attr: Attributes of the scale, or False for no scale. Initialized to 1 by default.
+        bias_attr: Attributes of the shift, or False for no shift. Initialized to 0 by default.
+        data_layout: Position of the channel axis: NCHW or NHWC.
+        in_place, do_model_average_for_mean_and_var: Accepted for Paddle scripts, without effect. ModelAverage
+            never averages the moving statistics.
+        name: Name of the layer, or None to number it.
         moving_mean_name, moving_variance_name: Names of the moving statistics.
         use_global_stats: True to normalize by the moving statistics in training too, without updating them.
 
@@ -243,15 +268,15 @@ def batch_norm(
             "known number of channels"
         )
     moving = [
-        leaf(moving_average((channels,), own or f"{label}.{suffix}", start, momentum))
-        for own, suffix, start in (
+        leaf(moving_average((channels,), given_name or f"{label}.{suffix}", start, momentum))
+        for given_name, suffix, start in (
             (moving_mean_name, "w_1", 0.0),
             (moving_variance_name, "w_2", 1.0),
         )
     ]
     factor = _vector(channels, f"{label}.w_0", param_attr, 1.0)
     offset = _vector(channels, f"{label}.b_0", bias_attr, 0.0)
-    weights = [each for each in (factor, offset) if each is not None]
+    weights = [weight for weight in (factor, offset) if weight is not None]
     op = BatchNorm(
         axis,
         momentum,

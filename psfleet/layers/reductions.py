@@ -1,7 +1,4 @@
-"""Layers that reduce axes of a variable: sums, means, largest and smallest values, and `argmax`.
-
-`dim` is an axis, several axes, or None for all axes; an axis disappears unless `keep_dim` is True.
-"""
+"""Sums, means, largest and smallest values over axes or over variables."""
 
 import functools
 import operator
@@ -28,7 +25,7 @@ def _axes(dim: Dim) -> tuple[int, ...]:
 def reduce_sum(
     input: Variable, dim: Dim = None, keep_dim: bool = False, name: str | None = None
 ) -> Variable:
-    """The sum over the axes `dim`, all if None."""
+    """Return the sum over the axes `dim`, or over all axes if `dim` is None."""
     return apply(reduce.ReduceSum(_axes(dim), keep_dim), input, name=name)
 
 
@@ -36,7 +33,7 @@ def reduce_sum(
 def reduce_mean(
     input: Variable, dim: Dim = None, keep_dim: bool = False, name: str | None = None
 ) -> Variable:
-    """The mean over the axes `dim`, all if None."""
+    """Return the mean over the axes `dim`, or over all axes if `dim` is None."""
     return apply(reduce.ReduceMean(_axes(dim), keep_dim), input, name=name)
 
 
@@ -44,7 +41,7 @@ def reduce_mean(
 def reduce_max(
     input: Variable, dim: Dim = None, keep_dim: bool = False, name: str | None = None
 ) -> Variable:
-    """The largest value over the axes `dim`, all if None."""
+    """Return the largest value over the axes `dim`, or over all axes if `dim` is None."""
     return apply(reduce.ReduceMax(_axes(dim), keep_dim), input, name=name)
 
 
@@ -52,19 +49,19 @@ def reduce_max(
 def reduce_min(
     input: Variable, dim: Dim = None, keep_dim: bool = False, name: str | None = None
 ) -> Variable:
-    """The smallest value over the axes `dim`, all if None."""
+    """Return the smallest value over the axes `dim`, or over all axes if `dim` is None."""
     return apply(reduce.ReduceMin(_axes(dim), keep_dim), input, name=name)
 
 
 @checked
 def mean(x: Variable, name: str | None = None) -> Variable:
-    """The mean of all values, shape ()."""
+    """Return the mean of all elements of x, shape ()."""
     return apply(reduce.ReduceMean(), x, name=name)
 
 
 @checked
 def sum(x: Variable | Sequence[Variable]) -> Variable:
-    """The sum of variables of one shape; of a single one, itself."""
+    """Return the elementwise sum of variables of the same shape. A single variable is returned unchanged."""
     terms: list[Any] = [x] if isinstance(x, Variable) else list(x)
     if not terms:
         raise ShapeError("sum of no variables: name at least one")
@@ -74,7 +71,7 @@ def sum(x: Variable | Sequence[Variable]) -> Variable:
 
 @checked
 def sums(input: Sequence[Variable], out: Any = None) -> Variable:
-    """The sum of a list of variables."""
+    """Return the elementwise sum of a list of variables of the same shape."""
     return sum(input)
 
 

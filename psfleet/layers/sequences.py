@@ -1,4 +1,4 @@
-"""Pooling of padded sequences and of bags of ids, to one row for each."""
+"""Pooling: combine the rows of each padded sequence, or of each sample's list of ids, to one row."""
 
 from typing import Any
 
@@ -24,16 +24,18 @@ def sequence_pool(
         rows = layers.embedding(ids, [None, 16], is_distributed=True)   # [batch, 20, 16]
         pooled = layers.sequence_pool(rows, "average", lengths=lengths)  # [batch, 16]
 
-    Values of padding steps have no effect. A bag of ids is such a sequence too.
+    Values of padding steps have no effect.
 
     Args:
         input: float32 [batch, time, ...].
-        pool_type: sum, average (sum / n), sqrt (sum / sqrt(n)), max of each column, or the first or last
-            step. Upper and lower case are equal.
-        lengths: int64 [batch] or [batch, 1], each from 0 to time.
-        mask: [batch, time], nonzero for the steps of the sequence, which may have gaps. Used instead of
-            lengths. Without both, all steps belong to the sequence.
+        pool_type: "sum", "average" (sum / n), "sqrt" (sum / sqrt(n)), "max" of each column, "first" or
+            "last" step, in upper or lower case.
+        lengths: Length of each sequence, int64 [batch] or [batch, 1], from 0 to time. Without lengths and
+            mask, all steps belong to the sequence.
+        mask: [batch, time], nonzero for steps that belong to the sequence, which may have gaps. An
+            alternative to `lengths`.
         pad_value: Result for an empty sequence.
+        name: Name of the operation.
 
     Raises:
         ConfigError: pool_type is unknown.
@@ -50,11 +52,11 @@ def sequence_pool(
 
 @checked
 def sequence_first_step(input: Variable, lengths: Any = None, mask: Any = None) -> Variable:
-    """The first step of each padded sequence, as sequence_pool with "first"."""
+    """Return the first step of each padded sequence, as sequence_pool with "first" does."""
     return sequence_pool(input, "first", lengths, mask)
 
 
 @checked
 def sequence_last_step(input: Variable, lengths: Any = None, mask: Any = None) -> Variable:
-    """The last step of each padded sequence, as sequence_pool with "last"."""
+    """Return the last step of each padded sequence, as sequence_pool with "last" does."""
     return sequence_pool(input, "last", lengths, mask)

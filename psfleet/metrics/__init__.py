@@ -1,7 +1,12 @@
-"""Metrics of predictions, which add up over batches and over the workers of a fleet.
+"""Metrics of predictions over many batches and all workers: AUC, log loss, recall@k, NDCG and others.
 
-Start with streaming_metric.py, which has the base class: a metric is a fixed number of sums. The metrics are
-in classification.py and ranking.py, and readings over all workers in fleet_metrics.py.
+    auc = psfleet.metrics.Auc()
+    auc.update(predictions, labels)  # for each batch
+    print(auc.result())
+
+A metric is a fixed number of sums, which can be added over batches and workers. Read streaming_metric.py
+first: it has the base class. The metrics are in classification.py and ranking.py. fleet_metrics.py reads
+them over all workers of a fleet.
 """
 
 from psfleet.metrics.classification import (

@@ -1,7 +1,7 @@
 """Metrics of single predictions: AUC, precision, recall, log loss, calibration, RMSE and accuracy.
 
-Each is computed from sums over samples, so that batches and workers may come in any order. For this reason
-AUC counts scores in a histogram, and says how far it may be from the exact value.
+Each metric is computed from sums over samples, so the order of batches and workers does not matter. AUC is
+therefore computed from a histogram of the scores, with a bound of its distance from the exact value.
 """
 
 import math
@@ -33,18 +33,22 @@ _LEAST = 1e-7  # distance that probabilities keep from 0 and 1
 
 @checked
 class Auc(Metric):
-    """The area under the ROC curve over many batches, from a histogram of the scores.
+    """Area under the ROC curve over many batches, computed from a histogram of the scores.
 
-    Samples of both classes that share a bin count half, as ties do. So the value lies within
-    `error_bound()` of the exact one, half the share of pairs of a positive and a negative that share
-    a bin. It is exact up to scores that share one of the `num_thresholds` + 1 bins on [0, 1].
+        auc = Auc()
+        auc.update(predictions, labels)
+        print(auc.result(), "+-", auc.error_bound())
+
+    Scores in [0, 1] are counted in `num_thresholds` + 1 bins. A pair of a positive and a negative sample in
+    the same bin counts 1/2, like a pair with equal scores. The value therefore differs from the exact area
+    by at most `error_bound()`, which is half the share of such pairs.
 
     Args:
         name: Label of the results.
-        curve: ROC.
-        num_thresholds: Bins but one.
-        spacing: "linear": bins of equal width; the last holds only 1. "logit": bins of equal width in
-            log(p / (1 - p)) between -16 and 16, which suits probabilities near 0 or 1.
+        curve: Must be "ROC".
+        num_thresholds: Number of bins minus 1.
+        spacing: "linear" for bins of equal width in the score; the last bin contains only 1. "logit" for
+            bins of equal width in log(p / (1 - p)) between -16 and 16, for probabilities near 0 or 1.
     """
 
     default_name = "auc"
@@ -89,23 +93,27 @@ class Auc(Metric):
         return bins
 
     def score(self, sums: Floats) -> float:
-        """Return the area, or 0.5 while only one class has been seen."""
+        """Return the area, or 0.5 if all samples are of one class."""
         return area_under_curve(*np.split(sums, 2))
 
     def scores(self, sums: Floats) -> dict[str, float]:
         return {self.name: self.score(sums), f"{self.name}_error": _bound(sums)}
 
     def error_bound(self, slice: int | None = None) -> float:
-        """Return the largest distance between the result and the exact area."""
+        """Return the largest possible difference between `result(slice)` and the exact area."""
         return _bound(self.sums.sum(axis=0) if slice is None else self.sums[slice])
 
     def eval(self) -> float:
-        """Return the area so far, or 0.5 while only one class has been seen."""
+        """Return the area over all batches so far, or 0.5 if all samples are of one class."""
         return self.result()
 
 
 def area_under_curve(negatives: Floats, positives: Floats) -> float:
-    """Return the area of samples counted by bin of their score, lowest first, or 0.5 if a class is empty."""
+    """Return the area under the ROC curve from histograms of the scores, or 0.5 if a histogram is empty.
+
+    Args:
+        negatives, positives: Numbers of samples of each class in each bin, lowest score first.
+    """
     pairs = positives.sum() * negatives.sum()
     below = np.cumsum(negatives) - negatives
     return float((positives * (below + negatives / 2)).sum() / pairs) if pairs else 0.5
@@ -118,13 +126,13 @@ def _bound(sums: Floats) -> float:
 
 
 class _BinaryMetric(Metric):
-    """The share of samples, of those that it counts, whose prediction and label are both 1."""
+    """Base of precision and recall: a share of some samples whose prediction and label are both 1."""
 
     size = 2
 
     @abstractmethod
     def counted(self, batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return the mask of samples that are predicted as 1, and the mask of those that are counted."""
+        """Return the mask of samples that are predicted as 1, and the mask of samples to divide by."""
 
     def sums_of(self, batch: Batch) -> Floats:
         is_positive, counts = self.counted(batch)
@@ -133,11 +141,11 @@ class _BinaryMetric(Metric):
         return sums_by_slice(columns, batch.slices, len(self.sums))
 
     def score(self, sums: Floats) -> float:
-        """Return the share, or 0 while no sample counts."""
+        """Return the share, or 0 if there is no sample to divide by."""
         return float(sums[1] / sums[0]) if sums[0] else 0.0
 
     def eval(self) -> float:
-        """Return the share so far, or 0 while no sample counts."""
+        """Return the share over all batches so far, or 0 if there is no sample to divide by."""
         return self.result()
 
     def accumulate(self) -> float:
@@ -146,7 +154,7 @@ class _BinaryMetric(Metric):
 
 
 class Precision(_BinaryMetric):
-    """The share of the samples predicted as 1, with a score of at least 0.5, that are labelled 1."""
+    """Share of samples labelled 1 among the samples predicted as 1, that is with a score of at least 0.5."""
 
     default_name = "precision"
 
@@ -156,9 +164,9 @@ class Precision(_BinaryMetric):
 
 
 class BinaryRecall(_BinaryMetric):
-    """The share of the samples labelled 1 that are predicted as 1, with a score above 0.5.
+    """Share of samples predicted as 1, that is with a score above 0.5, among the samples labelled 1.
 
-    A score of 0.5 itself is predicted as 0 here and as 1 in Precision, as in the reference.
+    As in Paddle, a score of exactly 0.5 is a prediction of 0 here, but of 1 in Precision.
     """
 
     default_name = "recall"
@@ -168,17 +176,18 @@ class BinaryRecall(_BinaryMetric):
 
 
 def cross_entropy(labels: Floats, probabilities: Floats) -> Floats:
-    """-y log p - (1 - y) log(1 - p) of each sample, probabilities kept 1e-7 from 0 and 1."""
+    """Return -y log p - (1 - y) log(1 - p) of each sample. p is clipped to [1e-7, 1 - 1e-7]."""
     p = np.clip(probabilities, _LEAST, 1 - _LEAST)
     return -(labels * np.log(p) + (1 - labels) * np.log1p(-p))
 
 
 @checked
 class _MeanMetric(Metric):
-    """Sums over samples; the first is that of the weights."""
+    """Base of metrics whose first sum is the sum of the samples' weights."""
 
     def columns(self, batch: Batch) -> list[Floats]:
-        """Return each sample's terms, without its weight, of the sums after the first."""
+        """Return, for each sum after the first, the terms of all samples before multiplication by the
+        weights."""
         raise NotImplementedError
 
     def sums_of(self, batch: Batch) -> Floats:
@@ -194,19 +203,19 @@ class _ProbabilityMetric(_MeanMetric):
         _check_chances(self.name, batch)
 
 
-def _check_chances(what: str, batch: Batch) -> None:
-    """Refuse predictions and labels outside [0, 1]."""
-    batch.check_probabilities(what)
+def _check_chances(name: str, batch: Batch) -> None:
+    """Raise ShapeError if a prediction or label is outside [0, 1]."""
+    batch.check_probabilities(name)
     labels = batch.labels
     if len(labels) and not 0 <= labels.min() <= labels.max() <= 1:
         raise ShapeError(
-            f"{what} needs labels in [0, 1]; they are {labels.min()} to {labels.max()}"
+            f"{name} needs labels in [0, 1]; they are {labels.min()} to {labels.max()}"
         )
 
 
 @checked
 class LogLoss(_ProbabilityMetric):
-    """The weighted mean of -y log p - (1 - y) log(1 - p), probabilities kept 1e-7 from 0 and 1."""
+    """Weighted mean of the log loss -y log p - (1 - y) log(1 - p). p is clipped to [1e-7, 1 - 1e-7]."""
 
     default_name = "log_loss"
     size = 2
@@ -220,10 +229,10 @@ class LogLoss(_ProbabilityMetric):
 
 @checked
 class NormalizedEntropy(_ProbabilityMetric):
-    """The log loss divided by that of always predicting the mean label; lower is better, 1 is useless.
+    """Log loss divided by the log loss of a model that always predicts the mean label.
 
-    He et al., "Practical lessons from predicting clicks on ads at Facebook", ADKDD 2014. nan where all
-    labels are equal.
+    Lower is better, and 1 is as good as no model. NaN if all labels are equal. From He et al., "Practical
+    lessons from predicting clicks on ads at Facebook", ADKDD 2014.
     """
 
     default_name = "normalized_entropy"
@@ -243,10 +252,10 @@ class NormalizedEntropy(_ProbabilityMetric):
 
 @checked
 class Calibration(_MeanMetric):
-    """The sum of predictions divided by the sum of labels: 1.1 promises ten percent too much.
+    """Sum of the predictions divided by the sum of the labels. 1.1 means that predictions are 10 % too high.
 
-    He et al., "Practical lessons from predicting clicks on ads at Facebook", ADKDD 2014. nan where no
-    label is above 0.
+    NaN if all labels are 0. From He et al., "Practical lessons from predicting clicks on ads at Facebook",
+    ADKDD 2014.
     """
 
     default_name = "calibration"
@@ -261,7 +270,7 @@ class Calibration(_MeanMetric):
 
 @checked
 class RMSE(_MeanMetric):
-    """The root of the weighted mean of (prediction - label)^2."""
+    """Root of the weighted mean of (prediction - label)^2."""
 
     default_name = "rmse"
     size = 2
@@ -279,19 +288,21 @@ def _ratio(part: float, whole: float) -> float:
 
 @checked
 def accuracy(scores: Numbers, labels: Numbers, k: PositiveInt = 1) -> float:
-    """The share of samples whose label is among the k highest scores.
+    """Return the share of samples whose label is among the k classes with the highest scores.
+
+        accuracy([[0.1, 0.7, 0.2]], [2], k=2)  # 1.0
 
     Args:
-        scores: [n, classes].
-        labels: Whole numbers, [n] or [n, 1].
-        k: Number of guesses that count.
+        scores: Score of each class, [n, classes].
+        labels: Class numbers, [n] or [n, 1].
+        k: Number of classes to consider.
     """
     finite_numbers(scores, "score")
     return share_of_hits(scores, labels, k)
 
 
 def share_of_hits(scores: Numbers, labels: Numbers, k: int) -> float:
-    """Return the accuracy. A sample that has a score of NaN is not a hit."""
+    """Return the accuracy of checked arrays. A sample with a score of NaN is counted as wrong."""
     values, count = np.asarray(scores), np.size(labels)
     if values.ndim != 2 or len(values) != count or not 1 <= k <= values.shape[1]:
         raise ShapeError(
@@ -307,7 +318,8 @@ def share_of_hits(scores: Numbers, labels: Numbers, k: int) -> float:
         )
     classes = numbers.reshape(-1, 1)
     label_scores = np.take_along_axis(values, classes, axis=1)
-    # Ties are broken towards the lower class, as argmax does. What is not known to be behind is ahead: NaN.
+    # Of equal scores the lower class ranks first, as in argmax. Comparisons with NaN are False, so NaN
+    # ranks ahead of the label.
     behind = (values < label_scores) | (
         (values == label_scores) & (np.arange(values.shape[1]) >= classes)
     )
@@ -316,11 +328,13 @@ def share_of_hits(scores: Numbers, labels: Numbers, k: int) -> float:
 
 @checked
 def auc(labels: Numbers, scores: Numbers) -> float:
-    """The exact area under the ROC curve: ties count half; 0.5 if only one class is there.
+    """Return the exact area under the ROC curve of one batch, or 0.5 if all samples are of one class.
+
+    Equal scores of a positive and a negative count 1/2.
 
     Args:
-        labels: 0 or 1, any shape.
-        scores: Scores, as many; higher means 1.
+        labels: Labels 0 or 1, in any shape.
+        scores: A score for each label. Higher scores predict 1.
     """
     batch = _flat_batch(labels, scores)
     truth, values = batch.labels > 0, batch.predictions
@@ -336,14 +350,15 @@ def auc(labels: Numbers, scores: Numbers) -> float:
 
 @checked
 def log_loss(labels: Numbers, probabilities: Numbers) -> float:
-    """The mean of -y log p - (1 - y) log(1 - p), probabilities kept 1e-7 from 0 and 1."""
+    """Return the mean of the log loss -y log p - (1 - y) log(1 - p) of one batch. p is clipped to [1e-7, 1
+    - 1e-7]."""
     batch = _flat_batch(labels, probabilities)
     _check_chances("log_loss", batch)
     return float(np.mean(cross_entropy(batch.labels, batch.predictions)))
 
 
 def _flat_batch(labels: Numbers, scores: Numbers) -> Batch:
-    """Return the samples, checked as those of streaming metrics are."""
+    """Return the samples as a Batch, which checks them."""
     if np.size(labels) != np.size(scores) or not np.size(labels):
         raise ShapeError(f"there are {np.size(labels)} labels for {np.size(scores)} scores")
     return Batch.of(np.asarray(scores).reshape(-1), labels)
@@ -351,25 +366,32 @@ def _flat_batch(labels: Numbers, scores: Numbers) -> Batch:
 
 @checked
 class Accuracy:
-    """The weighted mean of accuracies."""
+    """Weighted mean of the accuracies of batches.
+
+        total = Accuracy()
+        total.update(batch_accuracy, weight=len(batch))
+        print(total.eval())
+
+    This is Paddle's metric. `accuracy` computes the accuracy of a batch.
+    """
 
     def __init__(self, name: str | None = None) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Start again."""
+        """Drop all batches."""
         self.value = 0.0
         self.weight = 0.0
 
     def update(self, value: Numbers, weight: NonNegative) -> None:
-        """Take in one batch's accuracy; the weight is its number of samples."""
+        """Add the accuracy of a batch. `weight` is usually the number of samples in the batch."""
         if not (values := finite_numbers(value, "accuracy")).size:
             raise ShapeError("the accuracy of a batch is an empty array; give one number")
         self.value += float(values[0]) * weight
         self.weight += weight
 
     def eval(self) -> float:
-        """The mean so far."""
+        """Return the mean over all batches so far."""
         if self.weight == 0:
             raise ConfigError("the accuracy has had no batch; call update first")
         return self.value / self.weight

@@ -1,7 +1,7 @@
-"""Readings of a fleet's sums at one time: over the whole run, over a window, and with decay.
+"""FleetMetrics: metrics over the samples of all workers, over the whole run, over a window, and with decay.
 
-Each worker counts its own batches. What it has counted leaves with its next push, into a table of sums
-that any worker may read at any time, see docs/metrics.md.
+Each worker adds its batches to sums in its memory. Its next push sends the sums to a table on the servers,
+which any worker can read at any time (docs/metrics.md). A *reading* is one call of `FleetMetrics.read`.
 """
 
 import functools
@@ -35,14 +35,16 @@ Tasks = Mapping[str, Sequence[Metric]] | Sequence[Metric]
 
 @dataclass(frozen=True)
 class MetricReading:
-    """Values by name, such as "auc", "ctr/auc" of task ctr, "ctr/auc[mobile]" of its slice mobile.
+    """Values of metrics at one time. `read` of FleetMetrics returns them.
+
+    Values are listed by name: "auc", "ctr/auc" for the task ctr, "ctr/auc[mobile]" for the slice mobile of
+    the task.
 
     Attributes:
-        run: Over the whole run.
-        window: Over what was counted since the reading that was `window` readings ago; empty without
-            a window.
-        decayed: Each interval between two readings weighs `decay` times the next one; empty without a
-            decay.
+        run: Values over the whole run.
+        window: Values over the samples since the reading `window` readings ago. Empty if the window is 0.
+        decayed: Values with decay: samples between two readings have `decay` times the weight of the
+            samples in the next such interval. Empty if the decay is 0.
     """
 
     run: dict[str, float]
@@ -51,14 +53,16 @@ class MetricReading:
 
 
 class Readings:
-    """Earlier readings, as far as windows and decay need them: a fixed amount of memory.
+    """Sums of earlier readings, needed to compute sums over a window and sums with decay.
+
+    Takes a fixed amount of memory.
 
     Args:
         window: Number of readings in the window, or 0 for no window.
         decay: Weight of an interval between two readings relative to the next interval, or 0 for no decay.
 
     Raises:
-        ConfigError: One is out of range.
+        ConfigError: `window` or `decay` is out of range.
     """
 
     def __init__(self, window: int, decay: float) -> None:
@@ -72,14 +76,22 @@ class Readings:
         self._decayed: Floats | None = None
 
     def window(self, totals: Floats) -> Floats:
-        """Return the sums over the window that ends with `totals`."""
+        """Return the sums over the window that ends now.
+
+        Args:
+            totals: Sums over the whole run.
+        """
         full = len(self._earlier) == self._earlier.maxlen
         sums = totals - self._earlier[0] if full else totals
         self._earlier.append(totals)
         return sums
 
     def decayed(self, totals: Floats) -> Floats:
-        """Return the sums with decay up to `totals`."""
+        """Return the sums with decay.
+
+        Args:
+            totals: Sums over the whole run.
+        """
         if self._last is None or self._decayed is None:
             self._decayed = totals
         else:
@@ -89,16 +101,17 @@ class Readings:
 
 
 class MetricSlices:
-    """The slices of all metrics of a set: a fixed number.
+    """Slices of a FleetMetrics: groups of samples for which every metric is also computed separately.
 
     Args:
-        slices: Names of slices, which `update` is told by number; or by feature the values that have a
-            slice each, {"device": ["phone", "desktop"]}, beside which all others share one.
+        slices: Names of slices; `update` then gets the number of each sample's slice. Or values of
+            features, such as {"device": ["phone", "desktop"]}: then each value is a slice, and all other
+            values of the feature share the slice "other".
 
     Attributes:
-        count: Number of slices, 1 if none are wanted.
-        labels: Label of each in readings.
-        whole: Slices in which each sample is once.
+        count: Number of slices, or 1 without slices.
+        labels: Label of each slice in readings.
+        whole: Range of slices that together contain each sample exactly once.
 
     Raises:
         ConfigError: A value is listed twice, or is called "other".
@@ -126,18 +139,21 @@ class MetricSlices:
         self.whole = slice(len(next(iter(self._features.values()), [_OTHER])))
 
     def layout(self) -> str:
-        """Return the text that must be equal, beside the number of slices, for sums to be added."""
+        """Return a text that identifies the slices. Sums of workers can be added only if their texts are
+        equal."""
         return "\n".join(self.labels) if self._features else ""
 
     def numbered(self, slices: Any, labels: ArrayLike) -> list[Any]:
-        """The slice of each sample, int64 [n], for each feature by whose values metrics are sliced.
+        """Return a list with an array for each sliced feature: the slice of each sample, int64 [n].
+
+        Without sliced features the list has only the argument `slices`.
 
         Args:
             slices: Argument of `FleetMetrics.update`.
-            labels: Labels, as many as there are samples.
+            labels: Labels of the samples.
 
         Raises:
-            ShapeError: It cannot be meant.
+            ShapeError: `slices` does not have the features, or not one value for each sample.
         """
         if not self._features:
             return [slices]
@@ -174,21 +190,27 @@ class MetricSlices:
 class FleetMetrics:
     """Metrics of one or more tasks over the samples of all workers.
 
-    Made by `fleet.metrics` or `Client.metrics`. Updates are for one thread at a time; a push may be made
-    by another one.
+        scores = fleet.metrics([Auc(), LogLoss()], window=10)
+        scores.update(predictions, labels)  # in each step, before the push
+        print(scores.read().run["auc"])
+
+    `fleet.metrics` and `Client.metrics` create it. Only one thread at a time may call `update`; another
+    thread may push meanwhile.
 
     Args:
-        runtime: Runtime whose pushes carry the sums.
-        metrics: Metrics of each task; or the metrics of a single task without a name.
-        name: Unique in the fleet; all workers give the same metrics under a name.
-        slices: Names of slices, which `update` gets by number; or by feature the values that have a slice
-            each, {"device": ["phone", "desktop"]}, beside which all others share the slice "other". Every
-            metric is also computed within each.
+        runtime: Runtime whose pushes send the sums.
+        metrics: Metrics of a single task without a name, or a mapping from names of tasks to their metrics.
+        name: Name of this object, unique in the fleet. All workers must pass the same metrics under a name.
+        slices: Slices, for which every metric is also computed separately. Either names; `update` then gets
+            the number of each sample's slice. Or values of features, such as {"device": ["phone",
+            "desktop"]}: then each value is a slice, and all other values of the feature share the slice
+            "other".
         window: Number of readings in the window, or 0 for no window.
         decay: Weight of an interval between two readings relative to the next interval, or 0 for no decay.
 
     Raises:
-        ConfigError: Two metrics have one name, or the name stands for other metrics already.
+        ConfigError: Two metrics of a task have the same name, or other metrics exist in the fleet under
+            `name`.
     """
 
     def __init__(
@@ -218,7 +240,7 @@ class FleetMetrics:
         )
         self._join(name)
         for (_, metric), sums in zip(self._metrics(), self._parts(self._sums.pending), strict=True):
-            metric.sums = sums  # a view: what a metric counts is pending
+            metric.sums = sums  # a view, so that adding to a metric changes `pending`
 
     def _join(self, name: str) -> None:
         counters = self._runtime.counters
@@ -236,8 +258,6 @@ class FleetMetrics:
             ) from None
         counters.append(self._sums)
 
-    # -- counting ------------------------------------------------------------------------------
-
     def update(
         self,
         preds: Numbers,
@@ -249,18 +269,19 @@ class FleetMetrics:
         users: Numbers | None = None,
         items: Numbers | None = None,
     ) -> None:
-        """Count a batch; it is in readings once this worker's next push is.
+        """Add a batch of this worker. Readings include it after this worker's next push.
 
         Args:
             preds, labels, weights, groups, users, items: As for `psfleet.metrics.Metric.update`.
-            slices: The number of each sample's slice in the list of slices, or None for 0. If slices are of
-                features, their values by name, as in a batch of features, others beside them. A sample that
-                has none or several values is in the slice "other".
-            task: Task of the metrics.
+            slices: Number of each sample's slice in the list of slices, or None for slice 0. If slices are
+                values of features, a mapping from names of features to the samples' values, such as a batch
+                of features. A sample with no value or several values is in the slice "other".
+            task: Name of the task.
 
         Raises:
             ConfigError: There is no such task.
-            ShapeError: The arrays cannot be meant; no metric has counted them.
+            ShapeError: The arrays do not fit together or to the metrics. The batch was not added to any
+                metric.
         """
         check_process(self._process, "what metrics count here")
         if task not in self._tasks:
@@ -282,12 +303,14 @@ class FleetMetrics:
                 metric.sums += sums
 
     def publish(self) -> None:
-        """Let all workers read what is counted now, after a step without a push, as in an evaluation.
+        """Send this worker's sums now. Call it after steps without a push, as in an evaluation.
 
-        In sync mode every worker must call it, at the same step. It is this worker's part of a round; within
-        `fleet.dataset`, whose rounds have one push each, the sums of all are put together, and worker 0's
-        next push brings them.
+        Otherwise the sums are sent with the next push. In sync mode every worker must call this, at the
+        same step.
         """
+        # In sync mode it is this worker's part of a round. A round of `fleet.dataset` may have only one
+        # push of each worker. There all workers' sums are added up now, and worker 0's next push carries
+        # the total.
         runtime = self._runtime
         runtime.flush()
         if runtime.in_round:
@@ -296,13 +319,14 @@ class FleetMetrics:
         runtime.push_counts()
         runtime.flush()
 
-    # -- reading -------------------------------------------------------------------------------
-
     def read(self) -> MetricReading:
-        """Read the metrics over all that workers have pushed so far. Other workers do not wait.
+        """Return the metrics over all samples that workers have pushed so far.
 
-        This worker's own pushes are flushed first; in sync mode that waits for their round. Windows and
-        decay go by the calls of this method in this process; each worker that reads has its own.
+            print(scores.read().run["auc"])
+
+        Any worker may call it, and other workers do not wait. This worker's outstanding pushes are sent
+        first, which in sync mode waits for the end of their round. `window` and `decay` refer to the calls
+        of this method in this process.
         """
         totals = self._sums.totals(self._runtime.read_table(self._sums.spec.key))
         window, decay = self._windows
@@ -327,10 +351,8 @@ class FleetMetrics:
                 }
         return readings
 
-    # -- its parts -----------------------------------------------------------------------------
-
     def _metrics(self) -> list[tuple[str, Metric]]:
-        """Every metric with its name in readings."""
+        """Return the metrics with their names in readings, such as "ctr/auc"."""
         return [
             (f"{task}/{label}" if task else label, metric)
             for task, metrics in self._tasks.items()
@@ -338,26 +360,29 @@ class FleetMetrics:
         ]
 
     def _parts(self, flat: Floats) -> list[Floats]:
-        """Each metric's part [slices, size] of all sums."""
+        """Return the sums of each metric, [slices, size], from the sums of all metrics."""
         shapes = [metric.sums.shape for _, metric in self._metrics()]
         ends = np.cumsum([rows * size for rows, size in shapes])
         parts = np.split(flat, ends[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    # -- fleet.remember ------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums that no push has carried yet, and their layout."""
+        """Return the sums of this worker that were not pushed yet."""
         return {"worker": self._runtime.worker_index, **self._sums.state_dict()}
 
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with that; with nothing, if it is another worker's, who goes on with it."""
+        """Restore sums that were not pushed. The state of another worker is ignored: that worker restores
+        it."""
         if state.get("worker") == self._runtime.worker_index:
             self._sums.set_state_dict(state)
 
 
 def _named(metrics: Tasks, slices: int) -> dict[str, dict[str, Metric]]:
-    """Metrics of our own by task and name."""
+    """Return new metrics by task and name, without samples and with the given number of slices.
+
+    Raises:
+        ConfigError: There is no metric, or two metrics of a task have the same name.
+    """
     tasks = metrics if isinstance(metrics, Mapping) else {"": metrics}
     tasks_by_name: dict[str, dict[str, Metric]] = {}
     for task, task_metrics in tasks.items():

@@ -1,10 +1,10 @@
-"""Metrics of the order of samples within each user or query.
+"""Ranking metrics: they judge the order of the samples within each group, such as the items shown to a user.
 
-All samples of a group come in one batch; a group that comes again counts as another one. So the state
-stays small however many groups there are. A group has the slice and the user of its first sample.
+All samples of a group must be in the same batch. A group with the same number in a later batch is a new
+group, so the metrics need no memory for groups. A group has the slice and the user of its first sample.
 
-Where predictions of a group are equal, each value is the exact mean over all orders of them: McSherry and
-Najork, "Computing information retrieval performance measures efficiently in the presence of tied
+If predictions in a group are equal, the value is the exact mean over all orders of these samples: McSherry
+and Najork, "Computing information retrieval performance measures efficiently in the presence of tied
 scores", ECIR 2008.
 """
 
@@ -25,14 +25,16 @@ Ids = NDArray[np.int64]
 
 
 class _Groups:
-    """Samples side by side by group, in a group by falling prediction; ties by item, or as they came.
+    """Samples of a batch, sorted by group and within a group by falling prediction.
+
+    Samples with equal predictions are sorted by item or, without items, keep their order.
 
     Attributes:
-        predictions, labels, weights: float64 [n], in that order.
-        starts: int64 [groups]: where each group begins.
-        slices: int64 [groups], or None if all groups are in slice 0.
-        users: int64 [groups], or None if unknown.
-        items: int64 [n], in that order, or None if unknown.
+        predictions, labels, weights: float64 [n], sorted.
+        starts: Position of the first sample of each group, int64 [groups].
+        slices: Slice of each group, int64 [groups], or None if all groups are in slice 0.
+        users: User of each group, int64 [groups], or None if unknown.
+        items: Item of each sample, int64 [n], sorted, or None if unknown.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -50,37 +52,37 @@ class _Groups:
 
     @cached_property
     def of_sample(self) -> Ids:
-        """Number of each sample's group, int64 [n]."""
+        """Number of the group of each sample, int64 [n]."""
         return np.repeat(np.arange(len(self.starts)), self.lengths)
 
     @cached_property
     def lengths(self) -> Ids:
-        """Number of samples of each group."""
+        """Number of samples in each group, int64 [groups]."""
         return np.diff(self.starts, append=len(self.labels))
 
     @cached_property
     def ranks(self) -> Ids:
-        """Rank of each sample in its group, counted from 0."""
+        """Rank of each sample in its group, from 0, int64 [n]."""
         return np.arange(len(self.labels)) - self.starts[self.of_sample]
 
     @cached_property
     def ties(self) -> Ids:
-        """Start of each run of equal predictions of one group."""
+        """Position of the first sample of each run of equal predictions in a group."""
         return _starts(self.of_sample, self.predictions)
 
     def sums(self, values: Floats) -> Floats:
-        """Return the sum of values, [n], over each group."""
+        """Return the sum of the values [n] of each group's samples, float64 [groups]."""
         totals = np.bincount(self.of_sample, values, minlength=len(self.starts))
         return np.asarray(totals, np.float64)
 
     @property
     def mean_weights(self) -> Floats:
-        """The mean weight of each group's samples."""
+        """Mean weight of the samples of each group, float64 [groups]."""
         return self.sums(self.weights) / self.lengths
 
 
 def _starts(*keys: NDArray[Any]) -> Ids:
-    """Return the positions at which a new value begins in any of the keys [n]."""
+    """Return the positions at which the value of at least one key [n] differs from the previous position."""
     begins = np.ones(len(keys[0]), np.bool_)
     if len(begins):
         begins[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
@@ -89,7 +91,7 @@ def _starts(*keys: NDArray[Any]) -> Ids:
 
 @checked
 class _GroupMetric(Metric):
-    """The weighted mean over groups."""
+    """Base of metrics that are a weighted mean of a value of each group."""
 
     size = 2
 
@@ -104,7 +106,7 @@ class _GroupMetric(Metric):
         return sums_by_slice([weights, weights * values], groups.slices, len(self.sums))
 
     def measure(self, groups: _Groups) -> tuple[Floats, Floats]:
-        """Return the weight of each group, 0 if it does not count, and its value."""
+        """Return the weight and the value of each group. The weight is 0 for a group to leave out."""
         raise NotImplementedError
 
     def score(self, sums: Floats) -> float:
@@ -113,10 +115,13 @@ class _GroupMetric(Metric):
 
 @checked
 class GroupAuc(_GroupMetric):
-    """GAUC: the mean of the exact AUC of each group, weighted by the weights of its samples.
+    """GAUC: mean of the exact AUC of each group. A group's weight is the sum of its samples' weights.
 
-    Zhu et al., "Optimized cost per click in Taobao display advertising", KDD 2017. Groups in which all
-    labels are equal have no AUC and are left out.
+        gauc = GroupAuc()
+        gauc.update(predictions, labels, groups=user_ids)
+
+    Groups in which all labels are equal have no AUC and are left out. From Zhu et al., "Optimized cost per
+    click in Taobao display advertising", KDD 2017.
     """
 
     default_name = "gauc"
@@ -127,17 +132,20 @@ class GroupAuc(_GroupMetric):
         pairs = groups.sums(positive) * groups.sums(negative)
         if not len(pairs):
             return pairs, pairs
+        # Each run of equal predictions has the weight `plus` of positives and `minus` of negatives. A pair
+        # is lost if the negative ranks above the positive, and half lost if both are in the same run. AUC
+        # is 1 - the lost share.
         ties = groups.ties
         plus, minus = np.add.reduceat(positive, ties), np.add.reduceat(negative, ties)
         owner = groups.of_sample[ties]
-        above = _before(minus, owner) + minus / 2  # negatives that stand at or before the positives
+        above = _before(minus, owner) + minus / 2  # negatives ranked above the positives, ties half
         area = np.bincount(owner, plus * above, minlength=len(pairs))
         loss = np.divide(area, pairs, out=np.ones(len(pairs)), where=pairs > 0)
         return groups.sums(groups.weights) * (pairs > 0), 1 - loss
 
 
 def _before(values: Floats, owner: Ids) -> Floats:
-    """Return for each value the sum of the earlier values of the same owner."""
+    """Return, for each value, the sum of the earlier values of the same owner. Owners must be sorted."""
     total = np.cumsum(values) - values
     starts = _starts(owner)
     first: Floats = np.repeat(total[starts], np.diff(starts, append=len(values)))
@@ -146,14 +154,14 @@ def _before(values: Floats, owner: Ids) -> Floats:
 
 @checked
 class _TopMetric(_GroupMetric):
-    """A mean over groups, or over users of the mean of each one's groups, of the k highest predictions.
+    """Base of metrics of the k highest predictions of each group.
 
     Args:
-        k: Number of samples at the top.
+        k: Number of samples with the highest predictions to consider.
         name: Label of the results.
-        users: Number of users. Each then weighs the same: the value is the mean over users of the weighted
-            mean of all groups of a user, in whichever batches and workers these come. The state has two
-            sums for each user. 0 if all groups weigh the same.
+        users: 0 to average over all groups. With a number of users, the value is first averaged over the
+            groups of each user, in all batches and on all workers, and then over the users, so that each
+            user has the same weight. This needs memory for two sums per user.
     """
 
     def __init__(self, k: PositiveInt, name: str | None = None, users: NonNegativeInt = 0) -> None:
@@ -186,13 +194,13 @@ class _TopMetric(_GroupMetric):
         return float(np.mean(weighted[mask] / weights[mask])) if mask.any() else math.nan
 
 
-def _check_numbers(name: str, what: str, numbers: Ids | None, count: int) -> None:
-    """Refuse a batch whose users or items are missing or out of range."""
+def _check_numbers(name: str, argument: str, numbers: Ids | None, count: int) -> None:
+    """Raise ShapeError if the users or items of a batch are missing or out of range."""
     if numbers is None:
-        raise ShapeError(f"{name} needs the {what} of the samples; pass {what}=")
+        raise ShapeError(f"{name} needs the {argument} of the samples; pass {argument}=")
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
         raise ShapeError(
-            f"{name}: {what} are {numbers.min()} to {numbers.max()}; it was made for {count} {what}, "
+            f"{name}: {argument} are {numbers.min()} to {numbers.max()}; it was made for {count} {argument}, "
             f"0 to {count - 1}"
         )
 
@@ -200,7 +208,7 @@ def _check_numbers(name: str, what: str, numbers: Ids | None, count: int) -> Non
 def _counted(
     metric: Metric, numbers: Ids | None, columns: list[Floats], slices: Ids | None
 ) -> Floats:
-    """Sums of columns [n] by slice and number, float64 [slices, size]."""
+    """Return the sums of columns [n] for each slice and each user or item, float64 [slices, size]."""
     assert numbers is not None
     count = metric.size // len(columns)
     sum_indices = numbers if slices is None else slices * count + numbers
@@ -209,9 +217,12 @@ def _counted(
 
 @checked
 class Recall(_TopMetric):
-    """recall@k: the mean share of a group's positives that are among its k highest predictions.
+    """recall@k: share of a group's positives that are among its k highest predictions, averaged over groups.
 
-    A group weighs as its samples do on average; one without positives is left out.
+        recall = Recall(10)
+        recall.update(predictions, labels, groups=user_ids)
+
+    A group's weight is the mean weight of its samples. Groups without positives are left out.
     """
 
     default_name = "recall"
@@ -222,6 +233,8 @@ class Recall(_TopMetric):
         ties, owner = groups.ties, groups.of_sample[groups.ties]
         if not len(ties):
             return positives, positives
+        # `inside` is the share of a run's places that are among the first k. In a random order of the run,
+        # each of its samples is among the first k with this probability.
         sizes = np.diff(ties, append=len(truth))
         inside = np.clip(self.k - groups.ranks[ties], 0, sizes) / sizes
         hits = np.bincount(owner, np.add.reduceat(truth, ties) * inside, minlength=len(positives))
@@ -230,7 +243,8 @@ class Recall(_TopMetric):
 
 @checked
 class _FirstHit(_TopMetric):
-    """Depends on the rank of a group's first positive alone; a group without one counts 0."""
+    """Base of metrics that depend only on the rank of a group's first positive. Without a positive the
+    value is 0."""
 
     @override
     def measure(self, groups: _Groups) -> tuple[Floats, Floats]:
@@ -242,12 +256,15 @@ class _FirstHit(_TopMetric):
         runs = np.flatnonzero(hits)
         owners, firsts = np.unique(groups.of_sample[ties[runs]], return_index=True)
         runs = runs[firsts]
-        # m positives among the t samples that share the places after `before`.
+        # The first positive is in a run of t samples with equal predictions, m of them positive. The run
+        # begins after `before` samples. All orders of the run are equally likely, so it is at offset x with
+        # the probability remaining * m / (t - x), where `remaining` is the probability that it is not at an
+        # earlier offset.
         t, m = np.diff(ties, append=len(truth))[runs], hits[runs]
         before, remaining = groups.ranks[ties[runs]], np.ones(len(runs))
         for x in range(min(self.k, int(t.max(initial=0)))):
             candidates = np.maximum(t - x, 1)
-            chance = remaining * np.minimum(m / candidates, 1)  # that the first one stands here
+            chance = remaining * np.minimum(m / candidates, 1)
             values[owners] += chance * self._gain(before + x + 1)
             remaining -= chance
             if not remaining.any():
@@ -255,16 +272,16 @@ class _FirstHit(_TopMetric):
         return groups.mean_weights, values
 
     def _gain(self, ranks: Ids) -> Floats:
-        """Return the value of groups whose first positives have these ranks, counted from 1."""
+        """Return the values of groups, given the rank of the first positive of each, from 1."""
         raise NotImplementedError
 
 
 @checked
 class HitRate(_FirstHit):
-    """HR@k: the mean over groups of 1 if a positive is among the k highest predictions, else 0.
+    """HR@k: share of groups with a positive among the k highest predictions.
 
-    Deshpande and Karypis, "Item-based top-N recommendation algorithms", ACM TOIS 22(1), 2004. A group
-    weighs as its samples do on average.
+    A group's weight is the mean weight of its samples. From Deshpande and Karypis, "Item-based top-N
+    recommendation algorithms", ACM TOIS 22(1), 2004.
     """
 
     default_name = "hr"
@@ -276,10 +293,10 @@ class HitRate(_FirstHit):
 
 @checked
 class MRR(_FirstHit):
-    """MRR@k: the mean over groups of 1 / rank of the first positive, 0 beyond rank k.
+    """MRR@k: mean over groups of 1 / rank of the first positive, or 0 if the rank is above k.
 
-    Voorhees, "The TREC-8 question answering track report", TREC 1999. A group weighs as its samples do on
-    average.
+    A group's weight is the mean weight of its samples. From Voorhees, "The TREC-8 question answering track
+    report", TREC 1999.
     """
 
     default_name = "mrr"
@@ -291,15 +308,18 @@ class MRR(_FirstHit):
 
 @checked
 class Coverage(_GroupMetric):
-    """Catalogue coverage: the share of all items that are among the k highest predictions of any group.
+    """Catalogue coverage: share of all items that are among the k highest predictions of at least one group.
 
-    Ge, Delgado-Battenfeld and Jannach, "Beyond accuracy: evaluating recommender systems by coverage and
-    serendipity", RecSys 2010. Of equal predictions the smaller item number comes first. Groups of weight 0 do
-    not count; labels do not matter. The state is a count for each item.
+        coverage = Coverage(10, items=50_000)
+        coverage.update(predictions, labels, groups=user_ids, items=item_ids)
+
+    Of equal predictions the smaller item number ranks first. Groups of weight 0 are left out, and labels
+    have no effect. The metric stores a count for each item. From Ge, Delgado-Battenfeld and Jannach,
+    "Beyond accuracy: evaluating recommender systems by coverage and serendipity", RecSys 2010.
 
     Args:
-        k: Number of samples at the top.
-        items: Number of items of the catalogue.
+        k: Number of samples with the highest predictions to consider.
+        items: Number of items in the catalogue.
         name: Label of the results.
     """
 
@@ -332,12 +352,17 @@ class Coverage(_GroupMetric):
 
 @checked
 class NDCG(_TopMetric):
-    """NDCG@k: the mean over groups of DCG@k divided by that of the best order.
+    """NDCG@k: mean over groups of DCG@k, divided by the DCG@k of the best possible order.
 
-    DCG@k is the sum of label / log2(rank + 1) over the ranks 1 to k, equal predictions sharing the mean of
-    their labels (Jarvelin and Kekalainen, "Cumulated gain-based evaluation of IR techniques", ACM TOIS
-    20(4), 2002; ties: McSherry and Najork, ECIR 2008). A group weighs as its samples do on average; one
-    without a label above 0 counts 0. Labels are at least 0.
+        ndcg = NDCG(10)
+        ndcg.update(predictions, relevances, groups=query_ids)
+
+    DCG@k is the sum of label / log2(rank + 1) over the ranks 1 to k. Samples with equal predictions all get
+    the mean of their labels. Labels must be at least 0. A group without a label above 0 has the value 0. A
+    group's weight is the mean weight of its samples.
+
+    From Jarvelin and Kekalainen, "Cumulated gain-based evaluation of IR techniques", ACM TOIS 20(4), 2002.
+    Equal predictions as in McSherry and Najork, ECIR 2008.
     """
 
     default_name = "ndcg"
@@ -349,11 +374,13 @@ class NDCG(_TopMetric):
 
     def measure(self, groups: _Groups) -> tuple[Floats, Floats]:
         discounts = np.where(groups.ranks < self.k, 1 / np.log2(groups.ranks + 2.0), 0)
+        # `best` has each group's labels in falling order, which is the best possible order.
         best = groups.labels[np.lexsort((-groups.labels, groups.of_sample))]
         ideal = groups.sums(best * discounts)
         ties = groups.ties
         if not len(ties):
             return ideal, ideal
+        # In a random order of a run, the mean label at each of its places is the mean of its labels.
         shared = np.add.reduceat(groups.labels, ties) / np.diff(ties, append=len(groups.labels))
         gains = shared * np.add.reduceat(discounts, ties)
         dcg = np.bincount(groups.of_sample[ties], gains, minlength=len(ideal))

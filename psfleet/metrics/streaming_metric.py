@@ -1,7 +1,9 @@
-"""Base class of metrics, the checks of their batches, and the table in which a fleet adds its sums up.
+"""Base class of metrics (Metric), checks of their batches, and the table in which the servers add up the
+sums.
 
-A metric keeps a fixed number of sums over samples, never the samples. So its memory does not grow, and the
-sums of workers can be added in any order. In a fleet they travel with pushes, as rows of a separate table.
+A metric stores a fixed number of sums over samples and no samples. Its memory does not grow, and the sums
+of workers can be added in any order. In a fleet, workers push the sums as rows of a separate table
+(SumTable).
 """
 
 import base64
@@ -32,14 +34,14 @@ _SALT = 16  # bits of an id whose only purpose is to choose the server of its ro
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Checked samples: predictions, labels and weights are finite, weights at least 0.
+    """Checked samples of one `update`. Predictions, labels and weights are finite, and weights at least 0.
 
     Attributes:
         predictions, labels: float64 [n].
-        weights: float64 [n], or None if all are 1.
-        slices: int64 [n], or None if all samples are in slice 0.
-        groups: [n], of any type that can be sorted, or None if unknown.
-        users, items: int64 [n], or None if unknown.
+        weights: float64 [n], or None if all weights are 1.
+        slices: Slice of each sample, int64 [n], or None if all samples are in slice 0.
+        groups: Group of each sample, [n] of any type that can be sorted, or None if unknown.
+        users, items: User and item of each sample, int64 [n], or None if unknown.
     """
 
     predictions: Floats
@@ -61,7 +63,7 @@ class Batch:
         users: Numbers | None = None,
         items: Numbers | None = None,
     ) -> "Batch":
-        """Check and flatten the arguments of `Metric.update`.
+        """Return a Batch from the arguments of `Metric.update`, checked and flattened.
 
         Raises:
             ShapeError: The arguments differ in length, or a number is not finite or out of range.
@@ -94,10 +96,13 @@ class Batch:
         return values if self.weights is None else values * self.weights
 
     def check_probabilities(self, what: str) -> None:
-        """Refuse predictions outside [0, 1].
+        """Check that all predictions are in [0, 1].
+
+        Args:
+            what: Name of the metric, for messages.
 
         Raises:
-            ShapeError: A prediction is outside.
+            ShapeError: A prediction is outside [0, 1].
         """
         low, high = (self.predictions.min(), self.predictions.max()) if len(self) else (0, 0)
         if low < 0 or high > 1:
@@ -110,7 +115,7 @@ def finite_numbers(numbers: Numbers, what: str) -> Floats:
     """Return the numbers as float64 [n].
 
     Raises:
-        ShapeError: A number is NaN or infinite. The error names it.
+        ShapeError: A number is NaN or infinite. The message quotes it.
     """
     values = np.asarray(numbers, np.float64).reshape(-1)
     if not np.isfinite(values).all():
@@ -120,10 +125,15 @@ def finite_numbers(numbers: Numbers, what: str) -> Floats:
 
 
 def whole_numbers(numbers: Numbers | None, n: int, what: str) -> Ids | None:
-    """Return the numbers as int64 [n], or None if they are None.
+    """Return the numbers as int64 [n], or None for None.
+
+    Args:
+        numbers: Whole numbers, or None.
+        n: Number of samples.
+        what: Name of the argument, for messages.
 
     Raises:
-        ShapeError: The numbers are not whole, or there is not one for each score.
+        ShapeError: The numbers are not whole, or there is not one for each sample.
     """
     if numbers is None:
         return None
@@ -133,19 +143,27 @@ def whole_numbers(numbers: Numbers | None, n: int, what: str) -> Ids | None:
     return _as_many(values.astype(np.int64), n, what)
 
 
-def _as_many(values: NDArray[Any], n: int, what: str) -> NDArray[Any]:
+def _as_many(values: NDArray[Any], n: int, argument: str) -> NDArray[Any]:
     if len(values) != n:
-        raise ShapeError(f"there are {len(values)} {what} for {n} scores; give one for each")
+        raise ShapeError(f"there are {len(values)} {argument} for {n} scores; give one for each")
     return values
 
 
 @checked
 class Metric(ABC):
-    """A metric over many batches. Its sums add up over processes and batches, in any order.
+    """Metric over many batches. Base class of all metrics.
+
+        auc = Auc()
+        for predictions, labels in batches:
+            auc.update(predictions, labels)
+        print(auc.result())
+
+    A metric consists of sums over samples, which can be added over batches and processes in any order
+    (`merge`). A subclass defines `size`, `sums_of` and `score`.
 
     Attributes:
         name: Label of the results.
-        sums: The sums of each slice, float64 [slices, size], of which `score` computes the value.
+        sums: Sums of each slice, float64 [slices, size]. `score` computes the value of a slice from its sums.
     """
 
     default_name = "metric"
@@ -165,14 +183,15 @@ class Metric(ABC):
 
     @abstractmethod
     def score(self, sums: Floats) -> float:
-        """Compute the value from sums, float64 [size]. It is nan if no sample counts."""
+        """Return the value for sums, float64 [size], of a slice or of all samples. NaN if it is undefined."""
 
     def layout(self) -> str:
-        """Return the text that two metrics must have in common so that their sums can be added."""
+        """Return a text that identifies the meaning of the sums. Two metrics' sums can be added if it is
+        equal."""
         return f"{type(self).__name__} {self.sums.shape}"
 
     def sliced(self, slices: PositiveInt) -> Self:
-        """Return a metric with the same parameters, without samples, for this many slices."""
+        """Return a new metric with the same parameters, without samples, for a number of slices."""
         metric = copy.copy(self)
         metric.sums = np.zeros((slices, self.size))
         return metric
@@ -187,36 +206,38 @@ class Metric(ABC):
         users: Numbers | None = None,
         items: Numbers | None = None,
     ) -> None:
-        """Count a batch.
+        """Add a batch of samples.
+
+            auc.update(predictions, labels)
 
         Args:
-            preds: [n], [n, 1], or [n, 2] of which the second column counts.
-            labels: Labels, as many.
+            preds: Predictions [n] or [n, 1], or [n, 2] with the prediction in the second column.
+            labels: A label for each sample.
             weights: A number of at least 0 for each sample, or None for weights of 1.
-            slices: The slice of each sample, whole numbers from 0, or None for slice 0.
-            groups: The user, query or session of each sample, for metrics that rank within one.
-            users: The user of each sample, whole numbers from 0, for metrics with `users`.
-            items: The item of each sample, whole numbers from 0, for `Coverage`.
+            slices: Slice of each sample, whole numbers from 0, or None for slice 0.
+            groups: User, query or session of each sample, for metrics that rank within groups.
+            users: User of each sample, whole numbers from 0, for metrics with the argument `users`.
+            items: Item of each sample, whole numbers from 0, for `Coverage`.
 
         Raises:
-            ShapeError: They cannot be meant; nothing was counted.
+            ShapeError: The arrays differ in length, or a value is not allowed. Nothing was added.
         """
         self.add(Batch.of(preds, labels, weights, slices, groups, users, items))
 
     def add(self, batch: Batch) -> None:
-        """Count a checked batch.
+        """Add a checked batch.
 
         Raises:
-            ShapeError: The metric cannot count the batch, or lacks one of its slices.
+            ShapeError: The batch does not fit this metric, or has a slice that the metric does not have.
         """
         self.check(batch)
         self.sums += self.sums_of(batch)
 
     def check(self, batch: Batch) -> None:
-        """Refuse a batch that this metric cannot count.
+        """Check that a batch fits this metric, for example that it has groups.
 
         Raises:
-            ShapeError: The metric cannot count the batch.
+            ShapeError: The batch does not fit.
         """
         slices = batch.slices
         if (
@@ -230,15 +251,15 @@ class Metric(ABC):
             )
 
     def result(self, slice: int | None = None) -> float:
-        """Return the value of one slice, or of all samples."""
+        """Return the value over the samples of a slice, or over all samples if `slice` is None."""
         return self.score(self.sums.sum(axis=0) if slice is None else self.sums[slice])
 
     def scores(self, sums: Floats) -> dict[str, float]:
-        """Return the readings from sums [size]: the value under the metric's name."""
+        """Return the values for sums [size] by label: the value, and in some metrics its error."""
         return {self.name: self.score(sums)}
 
     def merge(self, other: Self) -> None:
-        """Add the sums of another metric with the same parameters."""
+        """Add the samples of another metric with the same parameters."""
         if not isinstance(other, Metric) or other.layout() != self.layout():
             raise ConfigError(
                 f"metric {self.name!r} is {self.layout()}, and the other is {other!r}; "
@@ -247,11 +268,11 @@ class Metric(ABC):
         self.sums += other.sums
 
     def state(self) -> Floats:
-        """Return a copy of the sums, float64 [slices, size]."""
+        """Return a copy of the sums, float64 [slices, size], for `load`."""
         return self.sums.copy()
 
     def load(self, state: Numbers) -> None:
-        """Set the sums to those of `state`."""
+        """Replace the sums by sums that `state` has returned."""
         values = np.asarray(state, np.float64)
         if values.shape != self.sums.shape:
             raise ShapeError(
@@ -265,7 +286,13 @@ class Metric(ABC):
 
 
 def sums_by_slice(columns: Sequence[Floats], slices: Ids | None, count: int) -> Floats:
-    """Return the sums of columns [n] by slice, float64 [count, len(columns)]."""
+    """Return the sum of each column [n] in each slice, float64 [count, len(columns)].
+
+    Args:
+        columns: Terms of each sum, with one term for each sample.
+        slices: Slice of each sample, or None if all samples are in slice 0.
+        count: Number of slices.
+    """
     if slices is None:
         sums = np.zeros((count, len(columns)))
         sums[0] = [column.sum() for column in columns]
@@ -276,23 +303,25 @@ def sums_by_slice(columns: Sequence[Floats], slices: Ids | None, count: int) -> 
 
 
 class SumTable:
-    """Sums of one process that are not pushed, and their table.
+    """Sums of one process that were not pushed yet, and the table on the servers to push them to.
 
-    Two rows hold 32 sums: one their float32 values, the other what these leave out, which is empty for
-    whole numbers below 2**24. Rows are float32 pairs themselves (rule `exact_sum`), so that a sum has 47
-    bits or more. All rows lie on one server: a push counts whole or not at all, and a page of the table
-    is one moment.
+    Each 32 sums take two rows of the table. The first has the float32 values of the sums, the second the
+    differences to the exact values. (The second is not sent if all are 0, as for whole numbers below
+    2**24.) The servers add them with the rule `exact_sum`, which itself stores each value as a pair of
+    float32, so a sum has at least 47 bits. All rows are on the same server, so that a push is applied
+    completely or not at all and a read is consistent.
 
     Args:
         name: Name of the table.
         size: Number of sums.
-        layout: Digest of what they mean; a table of that name with another one is refused.
-        servers: Returns the present number of servers, or 0 if the fleet has none.
+        layout: Digest of the meaning of the sums. A worker whose digest differs cannot use a table of this
+            name.
+        servers: Function that returns the present number of servers, or 0 without a cluster.
 
     Attributes:
-        spec: The table's definition.
-        pending: float64 [size]: what was added and has not left. Write under `lock`.
-        lock: Held while `pending` changes.
+        spec: Definition of the table.
+        pending: Sums that were not pushed yet, float64 [size]. Hold `lock` to change them.
+        lock: Lock for `pending`.
     """
 
     def __init__(self, name: str, size: int, layout: int, servers: Callable[[], int]) -> None:
@@ -305,9 +334,9 @@ class SumTable:
         self._servers = servers
         self._ids, self._dealt = np.zeros(2 * rows, np.int64), 0
         self._left: tuple[Ids, Floats] | None = None
-        self._shared: Floats | None = None  # sums of all workers that the next round brings
-
-    # -- a PushCounter -------------------------------------------------------------------------
+        self._shared: Floats | None = (
+            None  # sums of all workers that the next round will add to the table
+        )
 
     def leave(self) -> Gradient | None:
         with self.lock:
@@ -326,12 +355,14 @@ class SumTable:
             self._left = None
 
     def share(self, reduce: Callable[[Floats], Floats], carries: bool) -> None:
-        """Add up what all workers have pending, and let one worker's next push carry the sum.
+        """Add up the pending sums of all workers, and let one worker's next push send the total.
+
+        All workers must call this, and their next pushes must be in the same round. Otherwise a worker
+        could read the same sums twice.
 
         Args:
-            reduce: Returns the sum over all workers, which all call this method. Their next pushes must be in
-                the same round, so that no worker reads the sums twice.
-            carries: True if this worker's push carries the sum.
+            reduce: Function that returns the sum of an array over all workers.
+            carries: True if this worker's next push sends the total.
         """
         with self.lock:
             self._give_back()
@@ -357,12 +388,10 @@ class SumTable:
         ids = np.concatenate([self._ids[2 * rows], self._ids[2 * rows[inexact] + 1]])
         return Gradient(self.spec.key, np.concatenate([large, small[inexact]]), ids, 1.0)
 
-    # -- what all have pushed --------------------------------------------------------------------
-
     def totals(self, state: TableState) -> Floats:
-        """Return the sums, float64 [size], of a table that has been read as a whole.
+        """Return the sums, float64 [size], from the complete content of the table.
 
-        Rows that an earlier fleet with another number of servers has left count too.
+        The result includes rows that were pushed while the fleet had another number of servers.
         """
         rows = np.zeros_like(self._rows)
         if state.ids is not None and len(state.ids):
@@ -371,17 +400,15 @@ class SumTable:
         totals = rows.reshape(-1)[: len(self.pending)]
         return totals if self._shared is None else totals + self._shared
 
-    # -- what is not pushed ----------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums that no push has carried, as JSON can hold them."""
+        """Return the sums that were not pushed yet, in a form that JSON can represent."""
         with self.lock:
             positions = np.flatnonzero(self.pending)
             values = self.pending[positions]
         return {"places": _text(positions), "sums": _text(values)}
 
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` has returned."""
+        """Restore a state that `state_dict` has returned."""
         positions = np.frombuffer(base64.b64decode(state["places"]), np.int64)
         with self.lock:
             self._left = None
@@ -394,7 +421,13 @@ def _text(values: NDArray[Any]) -> str:
 
 
 def _ids_on_one_server(count: int, key: int, servers: int) -> Ids:
-    """Return ids for rows 0, 1, 2, ... that lie all on one server, which the key chooses."""
+    """Return an id for each of the rows 0, 1, 2, ..., such that the same server has all rows.
+
+    Args:
+        count: Number of rows.
+        key: Key of the table, which determines the server.
+        servers: Number of servers.
+    """
     ids, missing = np.zeros(count, np.int64), np.arange(count)
     for salt in range(1 << _SALT):
         candidates = missing << _SALT | salt

@@ -1,4 +1,13 @@
-"""Names for scripts: optimizers, clips, regularizers and `lr`, the learning-rate schedules."""
+"""Optimizers, gradient clips, weight decay and `lr`, the learning-rate schedules, for use in scripts.
+
+    from psfleet.optimizer import Adam, ClipGradByGlobalNorm
+
+    optimizer = Adam(0.001, grad_clip=ClipGradByGlobalNorm(1.0))
+    optimizer.minimize(loss)
+
+`optimizer.py` has the base class, and rule_optimizers.pyi lists Adam, SGD and the other optimizers with
+their arguments.
+"""
 
 from psfleet.optimizer import lr, rule_optimizers
 from psfleet.optimizer.averages import ExponentialMovingAverage, ModelAverage

@@ -1,8 +1,9 @@
 """Arguments of optimizers' constructors: their two documented orders, their checks, and parameter groups.
 
-The API that psfleet follows exists in two versions, which put `parameters` at different places of the same
-constructor. `as_documented` accepts both orders, checks every argument once, and turns a list of parameter
-groups (dicts with `params`) into one optimizer for each group, whose settings the whole optimizer borrows.
+Paddle's API exists in two versions, which have the argument `parameters` at different positions of the same
+constructor. `as_documented` accepts both orders and checks every argument once. From a list of parameter
+groups (dicts with `params`) it makes one optimizer for each group. The optimizer under construction then
+uses these optimizers' settings for the groups' parameters.
 """
 
 import functools
@@ -25,11 +26,11 @@ _SHARED = frozenset({"learning_rate", "multi_precision", "name", "parameter_list
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that share settings: one dict of the list passed as `parameters`.
+    """Parameters that share settings: one dict in the list passed as `parameters`.
 
     Attributes:
-        parameters: Entry `params` of the dict.
-        factor: Factor on the optimizer's learning rate.
+        parameters: Value of `params` in the dict.
+        factor: Factor on the optimizer's learning rate for these parameters.
         settings: Arguments of the optimizer's constructor that differ in this group.
     """
 
@@ -38,8 +39,11 @@ class ParameterGroup:
     settings: dict[str, Any]
 
     def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the constructor's arguments for this group: those of the whole optimizer, with the group's
-        own settings."""
+        """Return the constructor's arguments for this group: `values` overridden by the group's settings.
+
+        Args:
+            values: Arguments that were passed to the constructor, by name.
+        """
         own_names = {"parameters", *self.settings}
         # A group that sets weight_decay must not inherit regularization, its other name.
         if _DECAY & own_names:
@@ -48,17 +52,18 @@ class ParameterGroup:
         return whole_settings | self.settings
 
     def lend(self, whole: Any, lender: Any) -> None:
-        """Make the whole optimizer treat the group's parameters with the settings of `lender`."""
+        """Make the optimizer `whole` use the settings of the optimizer `lender` for the group's
+        parameters."""
         lender.factor = self.factor
         whole.lend(lender, self.parameters)
 
 
 def groups_of(owner: str, values: Mapping[str, Any], names: Sequence[str]) -> list[ParameterGroup]:
-    """Return the groups that a constructor was given, or an empty list for a plain list of parameters.
+    """Return the groups that were passed to a constructor, or an empty list for a plain list of parameters.
 
     Args:
-        owner: The optimizer, for messages.
-        values: The constructor's arguments by name.
+        owner: Name of the optimizer, for messages.
+        values: Arguments of the constructor by name.
         names: Names of the arguments that a group may set.
 
     Raises:
@@ -99,15 +104,18 @@ def _group(owner: str, group: Any, names: Sequence[str]) -> ParameterGroup:
 def as_documented(
     *order: str,
 ) -> Callable[[Callable[Concatenate[S, P], None]], Callable[Concatenate[S, P], None]]:
-    """Decorate an optimizer's constructor so that it accepts every documented form of its arguments.
+    """Return a decorator that lets an optimizer's constructor accept every documented form of its arguments.
 
-    Positional arguments are taken in the constructor's order. If their values do not fit its annotations
-    but fit those of the older order, they are taken in that one. Each parameter group becomes an optimizer
-    of its own, which lends its settings to the optimizer under construction. A program variable is replaced
-    by its number, except as the learning rate, which is read before each update.
+    - Positional arguments are read in the constructor's order. If their values do not fit the annotations
+      in this order, but do in the older order, they are read in the older order.
+    - Each parameter group becomes a separate optimizer. The optimizer under construction uses this
+      optimizer's settings for the group's parameters.
+    - A program variable is replaced by its number. A variable passed as the learning rate is kept and read
+      before each update.
 
     Args:
-        order: Names of the older order, starting at the position where the constructor has `parameters`.
+        order: Names of the arguments in the older order, from the position of `parameters` in the
+            constructor on.
     """
 
     def decorate(construct: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
@@ -149,8 +157,7 @@ def as_documented(
 
 
 def _number(form: Form, owner: str, name: str, value: Any) -> Any:
-    """Return the number behind a program variable, if the argument takes numbers; any other value is
-    returned unchanged."""
+    """Return the number of a program variable if the argument takes numbers, else the value unchanged."""
     if name == "learning_rate" or not program_access.is_symbolic(value):
         return value
     is_number = fits(0.5, form.annotations.get(name))
@@ -165,7 +172,6 @@ def _fit(form: Form, values: Sequence[Any], names: Sequence[str]) -> bool:
 
 
 def _by_name(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by name, without `self` and with those of `**older` beside the
-    others."""
+    """Return the arguments of a call by name, without `self` and including the arguments in `**older`."""
     by_name = {name: value for name, value in arguments.items() if name not in ("self", "older")}
     return by_name | dict(arguments.get("older", {}))

@@ -1,8 +1,8 @@
-"""Averages of the weights over training, to evaluate with: ExponentialMovingAverage and ModelAverage.
+"""Averages of the weights over training, for evaluation: ExponentialMovingAverage and ModelAverage.
 
-Averaged weights often score better than the last ones. Each worker averages the dense weights that it sees,
-in its own memory; the servers' tables do not change. `apply()` shows the averages in place of the weights
-while a block runs:
+A model with averaged weights often scores better than with the last weights. Each worker averages the dense
+weights that it has pulled, in its own memory; the servers' tables do not change. Inside the block of
+`apply()` the model computes with the averages:
 
     with ema.apply():
         evaluate(model)
@@ -36,17 +36,19 @@ Floats = NDArray[np.float32]
 
 
 _SPILL = 16384
-"""Updates after which ModelAverage moves its first sum into the second. A float32 sum of more terms would
-lose the low bits of each further one; the reference uses the same number."""
+"""Number of updates after which ModelAverage moves its first sum into the second.
+
+A float32 sum of more terms would lose the low bits of each further term. Paddle uses the same number.
+"""
 _COUNTS = ("num_updates", "num_accumulates", "old_num_accumulates")
 
 
 class WeightAverage:
-    """Base of both averages: chooses the parameters, and shows averages in their place.
+    """Base of both averages: chooses the parameters, and replaces their values by averages for an evaluation.
 
-    The averages belong to this worker and are made from the values that it sees. The tables do not change,
-    so other workers go on training while this one evaluates. Rows of distributed parameters are not
-    averaged.
+    A worker averages the values that it has pulled, in its own memory. The servers' tables do not change,
+    so other workers can train while this worker evaluates with the averages. Parameters with
+    `is_distributed` are not averaged.
     """
 
     def __init__(self, parameters: Iterable[Any] | None, name: str | None) -> None:
@@ -84,13 +86,14 @@ class WeightAverage:
         return [(p, np.asarray(p.numpy(), np.float32)) for p in parameters]
 
     def _follow(self, accumulate: Callable[[], None], trains: bool = False) -> bool:
-        """Accumulate after each run of the program being built, if that program trains.
+        """Call `accumulate` after each run of the program being built, if that program trains.
 
         Args:
-            trains: True if the program will train, though it has no update yet.
+            accumulate: Function that adds the current weights to the average.
+            trains: True if the program will train, although no update was added to it yet.
 
         Returns:
-            False in eager mode and for programs that do not train: the caller accumulates then.
+            True if `accumulate` will be called. If False, the caller must call it.
         """
         program = program_access.training_program(trains)
         if program is None:
@@ -105,7 +108,7 @@ class WeightAverage:
 
     @checked
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state made by `state_dict()`."""
+        """Continue from a state made by `state_dict()`."""
         raise NotImplementedError
 
     @checked
@@ -114,7 +117,14 @@ class WeightAverage:
         self.set_state_dict(state_dict)
 
     def _entries(self, state: Any, endings: Sequence[str]) -> dict[str, list[Floats]]:
-        """Return the arrays `name.ending` of a state, a list for each name with one array for each ending.
+        """Return the arrays `name.ending` of a state.
+
+        Args:
+            state: State dict.
+            endings: Endings of the keys.
+
+        Returns:
+            For each parameter name a list with one array for each ending.
 
         Raises:
             UsageError: The state is no mapping, or lacks an array.
@@ -148,11 +158,14 @@ class WeightAverage:
     @checked
     @contextlib.contextmanager
     def apply(self, executor: Any = None, need_restore: bool = True) -> Iterator[None]:
-        """Show the averages in place of the weights inside the block.
+        """Context in which the parameters have the averages as their values.
+
+            with ema.apply():
+                evaluate(model)
 
         Args:
-            executor: Accepted for the reference's sake.
-            need_restore: False leaves the averages in place after the block, until `restore()`.
+            executor: Accepted for Paddle scripts.
+            need_restore: False to keep the averages after the block, until `restore()` is called.
         """
         averages = self._averages()
         for parameter, average in averages:
@@ -166,22 +179,28 @@ class WeightAverage:
 
     @checked
     def restore(self, executor: Any = None) -> None:
-        """Show the weights again."""
+        """Give the parameters their trained weights back, after `apply(need_restore=False)`."""
         for parameter, before in self._shown:
             parameter.binding = before
         self._shown.clear()
 
 
 class ExponentialMovingAverage(WeightAverage):
-    """Exponential moving average of the weights: ema = d * ema + (1 - d) * w after each update.
+    """Exponential moving average of the weights w: after each update ema = d * ema + (1 - d) * w.
 
-    `apply()` shows ema / (1 - d^updates), which corrects for the start at zero.
+        ema = ExponentialMovingAverage(0.999)
+        ema.update()  # after each step, or once while a program is built
+        with ema.apply():
+            evaluate(model)
+
+    `apply()` uses ema / (1 - d^updates), which corrects for the start at zero.
 
     Args:
         decay: d, in [0, 1).
-        thres_steps: Number of steps s, as a number, a function or a variable. Early averages then forget
-            faster: d is min(decay, (1 + s) / (10 + s)).
-        parameters: Parameters to average. None averages those that the program, or any optimizer, updates.
+        thres_steps: Number of steps s so far, as a number, a function or a variable. If given, d is
+            min(decay, (1 + s) / (10 + s)), so that the average depends less on the first weights.
+        parameters: Parameters to average. None averages all parameters that are updated: by the program being
+            built or, in eager mode, by any optimizer.
     """
 
     @checked
@@ -199,7 +218,11 @@ class ExponentialMovingAverage(WeightAverage):
         self._ema: dict[str, Floats] = {}
 
     def update(self) -> None:
-        """Add the current weights to the average: now, or after each run of the program being built."""
+        """Add the current weights to the average.
+
+        In eager mode this happens now. While a training program is built, it will happen after each run of
+        the program.
+        """
         if not self._follow(self._take):
             self._take()
 
@@ -224,7 +247,7 @@ class ExponentialMovingAverage(WeightAverage):
         return [(p, self._ema[p.name] / whole) for p in self._parameters() if p.name in self._ema]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return `name.ema` of each parameter, the number of updates and the decay of the last one."""
+        """Return `name.ema` of each parameter, the number of updates and the decay of the last update."""
         return {
             **{f"{name}.ema": ema.copy() for name, ema in self._ema.items()},
             "updates": self._updates,
@@ -233,7 +256,7 @@ class ExponentialMovingAverage(WeightAverage):
 
     @checked
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state made by `state_dict()`."""
+        """Continue from a state made by `state_dict()`."""
         ema = {name: values[0] for name, values in self._entries(state_dict, ["ema"]).items()}
         updates = self._number(state_dict, "updates", NonNegativeInt)
         self._now = self._number(state_dict, "decay", NonNegative)
@@ -241,16 +264,26 @@ class ExponentialMovingAverage(WeightAverage):
 
 
 class ModelAverage(WeightAverage):
-    """Mean of the weights over a window of the last updates.
+    """Mean of the weights after the last updates.
 
-    A window is full when it has at least min_average_window weights and at least min(max_average_window,
-    updates * average_window_rate). It then becomes the old window and a new one begins. `apply()` shows the
-    mean over both. If the average is made while a training program is built, it takes the weights after
-    each run; otherwise call `step()` after each update.
+        average = ModelAverage(0.15, parameters=model.parameters())
+        average.step()  # after each update in eager mode
+        with average.apply():
+            evaluate(model)
+
+    Weights are summed over a window of updates. The window is full when it has at least `min_average_window`
+    updates and at least min(max_average_window, average_window_rate * all updates so far). Then a new window
+    begins. `apply()` uses the mean over the new window and the last full one.
+
+    If the average is created while a training program is built, weights are added after each run
+    automatically. Otherwise call `step()` after each update.
 
     Args:
-        parameters: Parameters as in ExponentialMovingAverage.
-        regularization: Accepted for the reference's sake: nothing is trained here.
+        average_window_rate: Length of a window as a share of all updates so far.
+        min_average_window, max_average_window: Limits of the length of a window.
+        regularization: Accepted for Paddle scripts. Has no effect, because nothing is trained here.
+        name: Name in error messages, or None for the name of the class.
+        parameters: Parameters to average, as in ExponentialMovingAverage.
     """
 
     @checked
@@ -277,7 +310,7 @@ class ModelAverage(WeightAverage):
 
     @checked
     def step(self) -> None:
-        """Add the current weights to the window."""
+        """Add the current weights to the window. Call it after each update in eager mode."""
         self.num_updates += 1
         self.num_accumulates += 1
         full = self.num_accumulates >= self._least and (
@@ -302,13 +335,12 @@ class ModelAverage(WeightAverage):
         *,
         parameter_list: Iterable[Any] | None = None,
     ) -> tuple[list[Any], list[tuple[Any, Any]]]:
-        """Add the weights to the window, now or after each run of the program being built; nothing is
-        trained.
+        """Add the current weights to the window: now, or after each run of the program being built.
 
-        Arguments as in Optimizer.minimize; a clip changes no weight, so it has no effect.
+        Nothing is trained, so `grad_clip` has no effect. The other arguments are those of Optimizer.minimize.
 
         Returns:
-            ([], params_grads): the parameters that the loss depends on.
+            ([], params_grads) with the parameters that the loss depends on.
         """
         targets = parameters if parameter_list is None else parameter_list
         pairs = self.backward(loss, startup_program, targets, no_grad_set)
@@ -323,21 +355,21 @@ class ModelAverage(WeightAverage):
         no_grad_set: Iterable[Any] | None = None,
         callbacks: Sequence[Callable[..., Any]] | None = None,
     ) -> list[tuple[Any, Any]]:
-        """The loss's (parameter, gradient) pairs, as Optimizer.backward."""
+        """Differentiate the loss and return (parameter, gradient) pairs, as Optimizer.backward does."""
         return program_access.differentiate(
             loss, parameter_list, no_grad_set, self._given, callbacks
         )
 
     @checked
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
-        """Add the weights to the window; the gradients have no effect.
+        """Add the current weights to the window. The values of the gradients have no effect.
 
         Args:
-            params_grads: (parameter, gradient) pairs. If the gradients are program variables, the weights
-                are added after each run of the program.
+            params_grads: (parameter, gradient) pairs. If the gradients are program variables, weights are
+                added after each run of the program instead of now.
 
         Returns:
-            An empty list: there are no operations.
+            An empty list, because no operation is added to a program.
         """
         if program_access.symbolic(program_access.pairs(self._name, params_grads)):
             self._follow(self.step, trains=True)
@@ -349,12 +381,12 @@ class ModelAverage(WeightAverage):
     def apply_optimize(
         self, loss: Any, startup_program: Any, params_grads: Sequence[tuple[Any, Any]]
     ) -> list[Any]:
-        """Apply gradients, as `apply_gradients` does."""
+        """Add the current weights to the window, as `apply_gradients` does."""
         return self.apply_gradients(params_grads)
 
     @checked
     def clear_grad(self, set_to_zero: bool = True) -> None:
-        """Set the gradients of the averaged parameters to zero, or drop them."""
+        """Set the gradients of the averaged parameters to zero, or to None if `set_to_zero` is False."""
         for parameter in self._parameters():
             parameter.grad = zeroed(parameter.grad) if set_to_zero else None
 
@@ -371,7 +403,7 @@ class ModelAverage(WeightAverage):
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """`name.sum_1` to `name.sum_3` of each parameter and the three counts."""
+        """Return the sums `name.sum_1` to `name.sum_3` of each parameter, and the counts of updates."""
         state: dict[str, Any] = {
             f"{name}.sum_{i}": part.copy()
             for name, sums in self._sums.items()
@@ -381,7 +413,7 @@ class ModelAverage(WeightAverage):
 
     @checked
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state made by `state_dict()`."""
+        """Continue from a state made by `state_dict()`."""
         sums = self._entries(state_dict, ["sum_1", "sum_2", "sum_3"])
         counts = {name: self._number(state_dict, name, NonNegativeInt) for name in _COUNTS}
         for name, count in counts.items():
@@ -390,7 +422,15 @@ class ModelAverage(WeightAverage):
 
 
 def _accumulate(sums: list[Floats], value: Floats, spill: bool, full: bool) -> None:
-    """sum_1: the newest weights; sum_2: those before the last spill; sum_3: the old window's."""
+    """Add weights to the sums of a parameter.
+
+    Args:
+        sums: Three sums: of the newest weights, of older weights in the same window, and of the last full
+            window.
+        value: Weights to add to the first sum.
+        spill: True to move the first sum into the second.
+        full: True to move both into the third, because the window is full.
+    """
     sums[0] += value
     if spill:
         sums[1] += sums[0]

@@ -1,8 +1,10 @@
-"""Gradient clipping. Each worker clips its own gradients before it pushes them, and before regularization.
+"""Gradient clipping. Each worker clips its own gradients before it pushes them.
 
-Parameters with `need_clip=False` are not clipped and do not count in a global norm. In a sparse gradient
-the rows of repeated ids are summed first, so that it is clipped exactly as the dense array that it stands
-for.
+    optimizer = Adam(0.001, grad_clip=ClipGradByGlobalNorm(1.0))
+
+Weight decay is added after clipping. Parameters with `need_clip=False` are not clipped and are not part of
+a global norm. In a sparse gradient the rows of repeated ids are summed first, so that the result is the
+same as for an equal dense gradient.
 """
 
 import math
@@ -25,14 +27,14 @@ Pairs = Sequence[tuple[Parameter, Grad]]
 
 
 class ClipGradBase:
-    """Base of the clips. Calling a clip returns clipped (parameter, gradient) pairs.
+    """Base of the clips. Pass a clip to an optimizer, or call it with (parameter, gradient) pairs.
 
-    Gradients are arrays, SparseGrad, or program variables; variables are clipped in each run of their
-    program. Pairs without a gradient, (parameter, None), are returned unchanged.
+    Gradients are arrays, SparseGrad, or program variables. A variable is clipped in each run of its program.
+    Pairs without a gradient, (parameter, None), are returned unchanged.
     """
 
     def __call__(self, params_grads: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Return clipped pairs in the same order. The given gradients are not changed."""
+        """Return pairs with clipped gradients, in the same order. The given arrays are not changed."""
         result = [(p, held_by(g)) for p, g in params_grads]
         positions = [i for i, (p, g) in enumerate(result) if g is not None]
         pairs = [result[i] for i in positions]
@@ -63,7 +65,7 @@ class ClipGradBase:
 
 
 class ClipGradByValue(ClipGradBase):
-    """Clips every component to [min, max]. min is -max unless given."""
+    """Clips every element of a gradient to [min, max]. `min` is -max by default."""
 
     @checked
     def __init__(self, max: float, min: float | None = None) -> None:
@@ -86,7 +88,7 @@ class ClipGradByValue(ClipGradBase):
 
 
 class ClipGradByNorm(ClipGradBase):
-    """Scales each gradient down to an L2 norm of at most clip_norm."""
+    """Scales each gradient separately, so that its L2 norm is at most `clip_norm`."""
 
     @checked
     def __init__(self, clip_norm: Positive) -> None:
@@ -105,7 +107,7 @@ class ClipGradByNorm(ClipGradBase):
 
 
 class ClipGradByGlobalNorm(ClipGradBase):
-    """Scales all gradients by one factor so that their common L2 norm is at most clip_norm."""
+    """Scales all gradients by the same factor, so that their common L2 norm is at most `clip_norm`."""
 
     @checked
     def __init__(
@@ -143,14 +145,15 @@ def set_gradient_clip(
     param_list: Sequence[Parameter | str | Any] | None = None,
     program: Any = None,
 ) -> None:
-    """Set the clip of parameters whose optimizer has no grad_clip.
+    """Set the clip of parameters. It is used by optimizers that have no grad_clip of their own.
 
-    Parameters with the same clip are clipped together: a global-norm clip uses their common norm.
+        set_gradient_clip(ClipGradByGlobalNorm(1.0))
+
+    Parameters with the same clip object are clipped together, by their common global norm.
 
     Args:
         clip: Clip to apply from now on, or None to stop clipping.
-        param_list: Parameters, their variables or names. None means all parameters that the program has so
-            far.
+        param_list: Parameters, their variables or names. None means all parameters that the program has now.
         program: Program of the parameters. None means the default main program.
 
     Raises:
@@ -169,7 +172,7 @@ def set_gradient_clip(
 
 
 def clip_by_own(pairs: Pairs) -> list[tuple[Parameter, Grad]]:
-    """Clip the pairs by the clips that `set_gradient_clip` has set on their parameters."""
+    """Clip each gradient with the clip that `set_gradient_clip` has set for its parameter, if any."""
     clips = {id(p.gradient_clip): p.gradient_clip for p, _ in pairs if p.gradient_clip is not None}
     result = list(pairs)
     for clip in clips.values():

@@ -1,7 +1,8 @@
-"""Deep gradient compression (Lin et al., 2018): Momentum that sends only the largest gradients.
+"""Deep gradient compression (Lin et al., 2018): Momentum that sends only the largest elements of gradients.
 
-A worker keeps what it does not send and adds it to its next gradients, so that nothing is lost, only late.
-At a sparsity of 99.9 % this sends less than a hundredth of the bytes of dense gradients.
+A worker keeps the elements that it does not send and adds them to its next gradients, so that they are
+applied later and not lost. At a sparsity of 99.9 % it sends less than a hundredth of the bytes of dense
+gradients.
 """
 
 import math
@@ -33,41 +34,45 @@ from psfleet.regularizer import WeightDecay
 Floats = NDArray[np.float32]
 _ELEMENT_BYTES, _VALUE_BYTES = 8, 4
 _COMPRESSED = 16384
-"""Size in values from which a parameter is always compressed. The reference compresses no smaller
-parameter."""
+"""Number of values from which on a parameter is always compressed. Paddle compresses no smaller parameter."""
 
 
 class DGCMomentum(Optimizer):
-    """Momentum whose gradients are compressed on the worker from update `rampup_begin_step` on.
+    """Momentum that sends only the largest elements of dense gradients, from update `rampup_begin_step` on.
 
-    For each dense parameter the worker keeps two arrays:
+        optimizer = DGCMomentum(0.1, 0.9, rampup_begin_step=1000)
+
+    For each dense parameter with gradient g the worker keeps two arrays:
 
     - the velocity u = momentum * u + g (momentum correction);
-    - what it has not sent yet, v = v + u (error feedback).
+    - the sum that it has not sent yet, v = v + u (error feedback).
 
-    It sends the largest elements of v, at least one, and sets u and v to zero there (factor masking).
-    Elements travel with their positions, 8 bytes each, unless the whole array is smaller. The servers apply
-    plain SGD to them. Before compression begins the servers apply Momentum; the worker computes u of its
-    own gradients already then, so that compression starts from it. Sparse parameters always have Momentum
-    on the servers.
+    In each step it sends the largest elements of v, at least one, and sets u and v to zero at their
+    positions (factor masking). An element takes 8 bytes with its position. If the whole array is smaller,
+    the worker sends the array instead. The servers apply plain SGD.
 
-    The smallest parameters are sent whole, but keep their momentum on the worker too. A parameter is small
-    if it has fewer than 16,384 values and all small ones together take no more bytes than the compressed
-    elements of the others. (The reference only has the limit of 16,384, which would leave a small model
+    Before compression begins, the servers apply Momentum. The worker computes u already then, so that
+    compression starts from the right velocity. For sparse parameters the servers always apply Momentum.
+
+    The smallest parameters are sent whole, with momentum on the worker. These are parameters with fewer
+    than 16,384 values, the smallest first, as long as together they take no more bytes than compression
+    would send for all parameters. (Paddle has only the limit of 16,384, which would leave a small model
     uncompressed.)
 
-    The worker adds weight decay to its gradient after clipping and before momentum correction, as the
-    reference's operator does. The servers take the mean over the workers, so a step decays the weights once
-    for any number of workers.
+    The worker adds weight decay to its gradient after clipping and before momentum correction, as in
+    Paddle. The servers average over the workers, so a step decays the weights once for any number of
+    workers.
 
     Args:
-        rampup_begin_step: Number of updates before compression begins. The worker counts its own; the
-            tables count theirs, to change their rule.
-        rampup_step: Number of updates over which the entries of `sparsity` are used, each for an equal part.
-        sparsity: Fractions of the elements that are not sent, in [0, 1). The last one stays.
-        local_grad_clip_norm: Each gradient is clipped to this norm over the square root of `num_trainers`
-            before it is accumulated. Applies only to compressed steps, and before weight decay is added.
-        num_trainers: Number of workers for that formula. None means the fleet's.
+        rampup_begin_step: Number of updates before compression begins. (The worker counts its own updates.
+            Each table counts its updates too, and changes from Momentum to SGD.)
+        rampup_step: Number of updates over which `sparsity` rises. Each entry of `sparsity` is used for an
+            equal number of these updates.
+        sparsity: Fractions of the elements that are not sent, in [0, 1). The last entry is used from then on.
+        local_grad_clip_norm: Limit of the norm of each gradient, or None for no limit. In compressed steps
+            the gradient is clipped to local_grad_clip_norm / sqrt(num_trainers), before weight decay is
+            added.
+        num_trainers: Number of workers in this formula. None means the fleet's number.
     """
 
     works_on_worker = True
@@ -106,11 +111,12 @@ class DGCMomentum(Optimizer):
         self._whole: set[str] = set()
 
     def rule(self, parameter: Parameter | None = None) -> Rule:
-        """The update rule for a parameter."""
+        """Return the update rule for a parameter. Sparse parameters have Momentum, also after compression
+        begins."""
         return self._plain if parameter is not None and parameter.sparse else self._rule
 
     def lend(self, lender: Optimizer, parameters: Iterable[Any]) -> None:
-        """Refuse parameter groups, because the arrays on the worker have one momentum.
+        """Refuse parameter groups, because all arrays on the worker have the same momentum.
 
         Raises:
             ConfigError: Always.
@@ -118,7 +124,7 @@ class DGCMomentum(Optimizer):
         raise ConfigError("DGCMomentum: parameters has groups; give it one list of parameters")
 
     def sparsity(self) -> float:
-        """Return the fraction of the elements that this update does not send; 0 before compression begins."""
+        """Return the fraction of elements that this update does not send, or 0 before compression begins."""
         past = self._updates - self._begin
         if past < 0:
             return 0.0
@@ -127,16 +133,18 @@ class DGCMomentum(Optimizer):
         ]
 
     def _update(self, pairs: Pairs, samples: int, loss: float | None) -> None:
-        """Choose the parameters to send whole, then update. In a pipeline the choice counts all stages'
-        parameters."""
+        """Choose the parameters to send whole, then update.
+
+        In a pipeline the parameters of all stages are considered, not only those of this stage.
+        """
         parameters = self._planned or [parameter for parameter, _ in pairs]
         dense = [p for p in parameters if p.trainable and not p.sparse]
         self._whole = _small({p.name: math.prod(p.shape) for p in dense}, self.sparsity())
         super()._update(pairs, samples, loss)
 
     def decay(self, parameter: Parameter | None = None) -> DecaySpec:
-        """Return the regularization that the servers add, which is none for dense parameters: the worker
-        adds it."""
+        """Return the weight decay that the servers apply. For dense parameters none, because the worker
+        does."""
         if parameter is not None and not parameter.sparse:
             return DecaySpec()
         return super().decay(parameter)
@@ -160,21 +168,22 @@ class DGCMomentum(Optimizer):
         return grad + regularizer.gradient(binding.tables().value(parameter))
 
     def _correct(self, name: str, grad: Floats) -> Floats:
-        """Add a gradient to the parameter's velocity u and return it (momentum correction)."""
+        """Add a gradient to the parameter's velocity u, and return the new velocity (momentum correction)."""
         before = self._before(name)
         velocity = self._momentum * (before + grad if self._nesterov else before)
         self._velocity[name] = velocity if self._nesterov else velocity + grad
         return self._velocity[name]
 
     def _before(self, name: str) -> Floats:
-        """Return the velocity before this update; zero if the step sends everything, which masks all of
-        it."""
+        """Return the velocity before this update. It is zero if this step sends all elements, because factor
+        masking sets the velocity of sent elements to zero.
+        """
         if self._updates >= self._begin and self.sparsity() == 0 and name not in self._whole:
             return np.zeros((), np.float32)
         if name in self._velocity:
             return self._velocity[name]
-        # A state saved before compression has only the servers' velocity. Under Nesterov u is one momentum
-        # step ahead of that.
+        # A state saved before compression has only the servers' velocity. With Nesterov momentum, u is one
+        # momentum step ahead of the servers' velocity.
         velocity = np.asarray(self._waiting.get(f"{name}.velocity", 0), np.float32)
         return self._momentum * velocity if self._nesterov else velocity
 
@@ -187,7 +196,7 @@ class DGCMomentum(Optimizer):
         return grad * np.float32(limit / norm) if norm > limit else grad
 
     def _compressed(self, name: str, direction: Floats) -> Floats | SparseElements:
-        """Add the direction to what is unsent; return the largest elements to send, and keep the others."""
+        """Add the direction to the unsent sum v, remove its largest elements, and return them to be sent."""
         unsent = self._unsent.get(name, np.float32(0)) + direction
         if name in self._whole:
             self._unsent[name] = np.zeros_like(unsent)
@@ -201,8 +210,9 @@ class DGCMomentum(Optimizer):
         return np.where(large, unsent, np.float32(0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return Optimizer's state and, once compression has begun, this worker's `name.dgc_u` and
-        `name.dgc_v`."""
+        """Return the state as Optimizer does and, once compression has begun, this worker's arrays u and v
+        of each parameter as `name.dgc_u` and `name.dgc_v`.
+        """
         state = super().state_dict()
         if self._updates <= self._begin:  # the servers' velocity is the mean of all workers' u
             return state
@@ -212,7 +222,7 @@ class DGCMomentum(Optimizer):
 
     @checked
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Set the state, with this worker's u and v if it has them."""
+        """Continue from a state made by `state_dict()`, including u and v if the state has them."""
         super().set_state_dict(state_dict)
         for ending, arrays in ((".dgc_u", self._velocity), (".dgc_v", self._unsent)):
             arrays.clear()
@@ -226,28 +236,27 @@ class DGCMomentum(Optimizer):
 
 
 def _largest(values: Floats, sparsity: float) -> NDArray[np.bool_]:
-    """Return a mask of the largest magnitudes: (1 - sparsity) of all elements, at least one."""
+    """Return a mask of the elements with the largest magnitude: the fraction 1 - sparsity, at least one."""
     count = min(max(1, round(values.size * (1 - sparsity))), values.size)
     if count == values.size:
         return np.ones(values.shape, np.bool_)
     sizes = np.abs(values).reshape(-1)
-    sizes[np.isnan(sizes)] = (
-        np.inf
-    )  # send a NaN, so that checks see it; kept, it would hide for ever
+    sizes[np.isnan(sizes)] = np.inf  # send NaN, so that checks find it
     border = np.partition(sizes, values.size - count)[values.size - count]
     mask = sizes > border
     mask[np.flatnonzero(sizes == border)[: count - int(mask.sum())]] = (
-        True  # the first of equal ones
+        True  # of equal elements the first
     )
     result: NDArray[np.bool_] = mask.reshape(values.shape)
     return result
 
 
 def _small(sizes: Mapping[str, int], sparsity: float) -> set[str]:
-    """Return the names of the parameters to send whole: the smallest ones, within the bytes of the
-    compressed elements."""
+    """Return the names of the parameters to send whole: the smallest parameters that together take no more
+    bytes than compression would send for all parameters.
+    """
     names: set[str] = set()
-    # As many values as take the bytes of all elements that compression would send.
+    # Number of float32 values that take as many bytes as all elements that compression would send.
     free_values = _ELEMENT_BYTES / _VALUE_BYTES * (1 - sparsity) * sum(sizes.values())
     for name, size in sorted(sizes.items(), key=lambda pair: (pair[1], pair[0])):
         free_values -= size

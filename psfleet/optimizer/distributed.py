@@ -1,8 +1,8 @@
-"""DistributedOptimizer: applies a fleet's strategy to a local optimizer.
+"""DistributedOptimizer: applies the parts of a fleet's strategy that change the optimizer.
 
-Optimizers of psfleet push to the servers by themselves. This wrapper adds what the strategy asks for:
-another optimizer in place of the given one (dgc, lars, lamb), recompute, pipelines, merged gradients, and
-gradients in 16 bits.
+Optimizers of psfleet push to the servers even without this wrapper. The wrapper adds the strategy's other
+choices: another optimizer instead of the given one (dgc, lars, lamb), recompute, pipelines, merged
+gradients, and gradients in 16 bits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,12 +28,13 @@ from psfleet.optimizer.wrapping_optimizers import (
 
 
 def substitute(optimizer: Optimizer, settings: Settings) -> Optimizer:
-    """Return the optimizer that the strategy puts in place of the given one, or the given one itself.
+    """Return the optimizer that replaces the given one if the strategy has dgc, lars or lamb, else the
+    given one.
 
-    Inside a PipelineOptimizer or RecomputeOptimizer the inner optimizer is replaced.
+    If the given one is a PipelineOptimizer or RecomputeOptimizer, the optimizer inside it is replaced.
 
     Raises:
-        ConfigError: The strategy's dgc, lars or lamb needs another optimizer.
+        ConfigError: dgc, lars or lamb cannot replace an optimizer of this class.
     """
     if type(optimizer) in (PipelineOptimizer, RecomputeOptimizer):
         inner = object.__getattribute__(optimizer, "_inner")
@@ -106,21 +107,28 @@ def _lamb(optimizer: Optimizer, settings: Settings) -> Optimizer:
 
 
 class DistributedOptimizer:
-    """Wraps an optimizer for a fleet, as `fleet.distributed_optimizer` does.
+    """Optimizer that follows a fleet's strategy. `fleet.distributed_optimizer` returns one.
 
-    Every other method and attribute (`step`, `get_lr`, `state_dict`, ...) is the wrapped optimizer's.
+        optimizer = fleet.distributed_optimizer(psfleet.optimizer.Adam(0.001), strategy)
+        optimizer.minimize(loss)
+
+    Methods and attributes not listed here (`step`, `get_lr`, `state_dict`, ...) are the wrapped
+    optimizer's. Parts of the strategy have these effects:
+
+    - dgc, lars and lamb replace the optimizer.
+    - gradient_merge pushes the gradients of several steps at once.
+    - amp sends gradients, and multiplies the program's matrices, in 16 bits.
+    - recompute drops activations after the forward pass and computes them again in the backward pass.
+    - pipeline divides the program into stages.
 
     Args:
-        optimizer: The local optimizer.
+        optimizer: Optimizer to wrap.
         strategy: A DistributedStrategy, or settings in the form of a strategy file. None means the strategy
-            given to `fleet.init`. Settings of the launcher win over it. Its parts act as follows: dgc, lars
-            and lamb replace the optimizer; gradient_merge pushes the gradients of several steps at once;
-            amp sends gradients, and multiplies a program's matrices, in 16 bits; recompute drops
-            activations and computes them again; pipeline cuts the program into stages.
+            passed to `fleet.init`. Settings of the launcher override it.
 
     Attributes:
-        optimizer: The optimizer that does the work: the given one, or its replacement.
-        settings: The strategy in effect.
+        optimizer: Optimizer that does the work: the given one or its replacement.
+        settings: Strategy in effect.
     """
 
     @checked
@@ -155,10 +163,10 @@ class DistributedOptimizer:
         no_grad_set: Any = None,
         callbacks: Any = None,
     ) -> list[tuple[Any, Any]]:
-        """First part of minimize: differentiate.
+        """Differentiate the loss: the first part of `minimize`.
 
         Returns:
-            (parameter, gradient) pairs.
+            (parameter, gradient) pairs, to be passed to `apply_gradients`.
         """
         pairs: list[tuple[Any, Any]] = self.optimizer.backward(
             loss, startup_program, parameter_list, no_grad_set, callbacks
@@ -167,10 +175,13 @@ class DistributedOptimizer:
 
     @checked
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
-        """Second part of minimize: push the gradients to the servers, which update.
+        """Push gradients to the servers, which update the parameters: the second part of `minimize`.
+
+        Args:
+            params_grads: (parameter, gradient) pairs, as `backward` returns them.
 
         Returns:
-            The update operations.
+            Update operations that were added to the program.
         """
         operations: list[Any] = self.optimizer.apply_gradients(params_grads)
         self._set_products(operations)
@@ -189,7 +200,7 @@ class DistributedOptimizer:
 
         Args:
             losses: One loss variable, or a list with one.
-            scopes: Accepted for the reference's sake; psfleet has one scope.
+            scopes: Accepted for Paddle scripts; psfleet has one scope.
             startup_programs: One program or a list with one.
             parameter_list: Parameters to update. None means all trainable ones.
             no_grad_set: Variables that get no gradient.
@@ -207,8 +218,11 @@ class DistributedOptimizer:
         return result
 
     def _set_products(self, operations: list[Any]) -> None:
-        """Make the program with these updates multiply its matrices in the precision of the strategy's
-        amp."""
+        """Make the program multiply its matrices in the precision of the strategy's part amp.
+
+        Args:
+            operations: Update operations of the program. An empty list in eager mode.
+        """
         if operations and self.settings.amp is not None:
             program_access.set_products(self.settings.amp)
 

@@ -1,8 +1,9 @@
-"""Makes an optimizer class from what an update rule declares, so that each optimizer is declared only once.
+"""Makes the optimizer class of an update rule from the rule's declaration, so that nothing is declared twice.
 
-A rule (`psfleet.core.engine.rules`) names its hyperparameters and, in `Rule.optimizer`, the arguments of
-its optimizer. `optimizer_of` builds the class with its signature and docstring;
-`psfleet.optimizer.rule_optimizers` calls it for all rules of psfleet, and a script may call it for its own.
+A rule (`psfleet.core.engine.rules`) declares its hyperparameters and, in `Rule.optimizer`, the arguments of
+its optimizer. `optimizer_of` builds the optimizer class with its signature and docstring.
+`psfleet.optimizer.rule_optimizers` calls it for all rules of psfleet. A script can call it for a rule of
+its own.
 """
 
 import dataclasses
@@ -35,7 +36,7 @@ BY_PARAMETER: Mapping[str, tuple[Any, Any]] = {
 
 
 class RuleOptimizer(Optimizer):
-    """Base of the optimizers that rules declare."""
+    """Base of the optimizers that `optimizer_of` makes from rules."""
 
     _spec: OptimizerSpec
     _rules: OptimizerRules
@@ -43,10 +44,13 @@ class RuleOptimizer(Optimizer):
 
     @override
     def rule(self, parameter: Parameter | None = None) -> Rule:
-        """Return the update rule for a parameter, or, for None, for one whose rows may have any id.
+        """Return the update rule for a parameter.
 
-        A sparse parameter with a known number of rows gets the rule for rows only without regularization,
-        which makes its gradient dense.
+        Sparse parameters use the rule for rows. An exception is a sparse parameter with a known number of
+        rows and weight decay: weight decay changes every row, so the rule for dense parameters is used.
+
+        Args:
+            parameter: Parameter, or None for a table whose rows may have any id.
         """
         rules = self._rules
         if rules.by_rows is not None and (
@@ -80,7 +84,9 @@ class RuleOptimizer(Optimizer):
 
 
 def optimizer_of(rule: type[Rule]) -> type[Any]:
-    """Make the optimizer class that a rule declares in `Rule.optimizer`. It has the rule's name.
+    """Make the optimizer class that a rule declares in `Rule.optimizer`. The class has the rule's name.
+
+        MyOptimizer = optimizer_of(MyRule)
 
     Raises:
         UsageError: The rule declares no optimizer.
@@ -129,7 +135,7 @@ def optimizer_of(rule: type[Rule]) -> type[Any]:
 
 
 def _fields(rule: type[Rule], spec: OptimizerSpec) -> dict[str, str]:
-    """Return, for each argument of the constructor, the field of the rule that it sets."""
+    """Return the rule's field that each argument of the constructor sets, by the argument's name."""
     renamed = spec.fields.values()
     unrenamed = {
         field.name: field.name for field in dataclasses.fields(rule) if field.name not in renamed

@@ -1,9 +1,9 @@
 """Base class of all optimizers: differentiates a loss, clips the gradients and pushes them with the current
 rate.
 
-The update rule itself runs where the tables are, in the servers or in the embedded runtime. An optimizer
-decides which parameters are updated, with which rule, rate and clip, and counts the updates. Its state
-(moments and the like) is read from the tables when a script asks for it
+The update rule itself runs where the tables are: in the servers, or in this process without a cluster. An
+optimizer chooses the parameters, the rule, the rate and the clip, and counts the updates. Its state, such
+as moments, is stored in the tables and read when a script calls `state_dict()`
 (`psfleet.optimizer.optimizer_state`).
 """
 
@@ -49,26 +49,29 @@ class LegacyArguments(TypedDict, total=False):
 class Optimizer(StatefulOptimizer):
     """Base of the optimizers. A subclass sets `_rule`.
 
-    An optimizer holds no arrays. Weights and state live in the tables of the active runtime, which are
-    created at the first update. The same script gives the same results embedded and on a cluster.
+        optimizer = Adam(0.001)
+        optimizer.minimize(loss)
+
+    An optimizer has no arrays. Weights and state are stored in tables, on the servers or without a cluster
+    in this process, which are created at the first update. A script gives the same results in both cases.
 
     Args:
-        learning_rate: A number of at least 0, a schedule from `psfleet.optimizer.lr`, or a variable
-            of the program being built, which is then read before each update.
-        parameters: Parameters to update. None means those that are passed with their gradients. May also be
-            a list of groups, such as `[{"params": [w], "learning_rate": 0.1}]`: dicts with `params` and
-            settings for them. A group may set `weight_decay`, `grad_clip`, the rule's hyperparameters, and
-            `learning_rate`, which is a factor on the optimizer's. Each group's gradients are clipped
-            separately, as in the reference.
-        weight_decay: A number (L2), L1Decay or L2Decay. A parameter's own regularizer wins over it.
+        learning_rate: A number of at least 0, a schedule from `psfleet.optimizer.lr`, or a variable of the
+            program being built. A variable is read before each update.
+        parameters: Parameters to update. None means all parameters that are passed with gradients. May also
+            be a list of groups, such as `[{"params": [w], "learning_rate": 0.1}]`. A group is a dict with
+            `params` and settings for these parameters: `weight_decay`, `grad_clip`, hyperparameters of the
+            rule, and `learning_rate`, which is a factor on the optimizer's rate. Each group's gradients are
+            clipped separately, as in Paddle.
+        weight_decay: A number (L2), L1Decay or L2Decay. A parameter's own regularizer overrides it.
         grad_clip: Clip that each worker applies to its gradients before it sends them.
-        name: Name in error messages. The class's name by default.
+        name: Name in error messages, or None for the name of the class.
         older: `parameter_list` and `regularization` are older names of `parameters` and `weight_decay`.
-            With `multi_precision`, the state includes the float32 masters of float16 and bfloat16
-            parameters. (Updates always apply to the masters.)
+            With `multi_precision=True`, `state_dict` includes the float32 weights of float16 and bfloat16
+            parameters. (Updates are always computed with these float32 weights.)
 
     Raises:
-        ConfigError: A value is out of range; it is quoted.
+        ConfigError: A value is out of range. The message quotes the value.
     """
 
     _rule: Rule
@@ -111,11 +114,11 @@ class Optimizer(StatefulOptimizer):
         self._promise(self._parameters or [], early=False)
 
     def rule(self, parameter: Parameter | None = None) -> Rule:
-        """Return the update rule for a parameter, or the general rule for None."""
+        """Return the update rule for a parameter, or the rule without regard to a parameter if None."""
         return self._rule
 
     def decay(self, parameter: Parameter | None = None) -> DecaySpec:
-        """Return the regularization that the servers add to a parameter's gradient."""
+        """Return the weight decay that the servers add to a parameter's gradient."""
         return as_decay(self._regularizer(parameter))
 
     def _regularizer(self, parameter: Parameter | None) -> WeightDecay | None:
@@ -128,7 +131,7 @@ class Optimizer(StatefulOptimizer):
         )
 
     def common(self) -> dict[str, Any]:
-        """Return the arguments that every optimizer takes, to make another optimizer with the same ones."""
+        """Return the arguments that every optimizer takes, with this optimizer's values, by name."""
         return {
             "learning_rate": self._rate,
             "parameters": self._parameters,
@@ -142,7 +145,11 @@ class Optimizer(StatefulOptimizer):
         return self.factor * parameter.learning_rate
 
     def lend(self, lender: "Optimizer", parameters: Iterable[Any]) -> None:
-        """Use the rule, decay, rate factor and clip of another optimizer for these parameters.
+        """Use the rule, decay, rate factor and clip of another optimizer for some parameters.
+
+        Args:
+            lender: Optimizer whose settings to use.
+            parameters: Parameters of the group.
 
         Raises:
             ConfigError: A parameter is in another group already.
@@ -156,28 +163,29 @@ class Optimizer(StatefulOptimizer):
 
     @property
     def grouped(self) -> bool:
-        """True if the optimizer was given parameter groups."""
+        """True if parameter groups were passed to the constructor."""
         return bool(self._lenders)
 
     def clip_by(self, clip: ClipGradBase) -> None:
-        """Clip gradients with this clip from now on."""
+        """Use this clip from now on."""
         for optimizer in (self, *self._lenders.values()):
             optimizer._grad_clip = clip
 
     def lender(self, parameter: Parameter) -> "Optimizer":
-        """Return the optimizer whose settings apply to a parameter: the parameter's own, its group's, or
-        this one."""
+        """Return the optimizer whose settings apply to a parameter: the optimizer of the parameter or of its
+        group if there is one, else this optimizer.
+        """
         return parameter.optimizer or self._lenders.get(parameter.name, self)
 
     def _rate_of(self, parameter: Parameter, rate: float) -> float:
-        """Return the learning rate for a parameter, in an update where this optimizer's rate is `rate`."""
+        """Return the learning rate for a parameter, given the rate of this optimizer."""
         lender = self.lender(parameter)
         base = rate if parameter.optimizer is None else lender.get_lr()
         return base * lender.rate_factor(parameter)
 
     @property
     def parameters(self) -> list[Parameter]:
-        """The parameters given to the constructor or, without them, those updated so far."""
+        """Parameters passed to the constructor or, if none were passed, all parameters updated so far."""
         return list(self._known.values()) if self._parameters is None else list(self._parameters)
 
     def get_lr(self) -> float:
@@ -185,7 +193,8 @@ class Optimizer(StatefulOptimizer):
         return self._rate.last_lr if isinstance(self._rate, LRScheduler) else self._rate
 
     def current_step_lr(self) -> float:
-        """Return the learning rate of the last update or, before the first one, of the next."""
+        """Return the learning rate of the last update. Before the first update, return that of the next
+        one."""
         return self.get_lr() if self._last_rate is None else self._last_rate
 
     @checked
@@ -193,7 +202,7 @@ class Optimizer(StatefulOptimizer):
         """Set the learning rate.
 
         Raises:
-            UsageError: A schedule sets the rate. Replace it with `set_lr_scheduler`.
+            UsageError: A schedule determines the rate. Replace the schedule with `set_lr_scheduler`.
         """
         if isinstance(self._rate, LRScheduler):
             raise UsageError(
@@ -205,7 +214,7 @@ class Optimizer(StatefulOptimizer):
 
     @checked
     def set_lr_scheduler(self, scheduler: LRScheduler) -> None:
-        """Take the learning rate from a schedule from now on."""
+        """Use the learning rate of a schedule from now on."""
         self._rate = scheduler
         self._last_rate = None
 
@@ -220,18 +229,23 @@ class Optimizer(StatefulOptimizer):
         *,
         parameter_list: Iterable[Any] | None = None,
     ) -> tuple[list[Any], list[tuple[Any, Any]]]:
-        """Differentiate the loss and update: at once in eager mode, or in each run of the program.
+        """Differentiate the loss and update the parameters.
+
+            optimizer.minimize(loss)
+
+        In eager mode the update happens at once. While a program is built, it happens in each run of the
+        program.
 
         Args:
             loss: A variable with one element.
-            startup_program: Accepted for the reference's sake. Parameters initialize themselves.
-            parameters: Parameters or names to update. None means all trainable ones.
+            startup_program: Accepted for Paddle scripts. Parameters initialize themselves.
+            parameters: Parameters or names to update. None means all trainable parameters.
             no_grad_set: Parameters, variables or names that get no gradient.
-            grad_clip: Clip that replaces the optimizer's from now on.
+            grad_clip: Clip that replaces the optimizer's clip from now on, or None to keep it.
             parameter_list: Older name of `parameters`.
 
         Returns:
-            (optimize_ops, params_grads).
+            The operations that were added to the program, and (parameter, gradient) pairs.
         """
         targets = _one(self._name, "parameters", parameters, "parameter_list", parameter_list)
         pairs = self.backward(loss, startup_program, targets, no_grad_set)
@@ -248,10 +262,10 @@ class Optimizer(StatefulOptimizer):
         no_grad_set: Iterable[Any] | None = None,
         callbacks: Sequence[Callable[..., Any]] | None = None,
     ) -> list[tuple[Any, Any]]:
-        """First part of minimize: differentiate.
+        """Differentiate the loss: the first part of `minimize`, whose arguments it shares.
 
         Args:
-            callbacks: Called with (parameter, gradient) for each pair.
+            callbacks: Functions to call with (parameter, gradient) for each pair.
 
         Returns:
             (parameter, gradient) pairs. Gradients are program variables, or arrays in eager mode.
@@ -265,14 +279,15 @@ class Optimizer(StatefulOptimizer):
 
     @checked
     def apply_gradients(self, params_grads: Sequence[tuple[Any, Any]]) -> list[Any]:
-        """Second part of minimize: clip, regularize and update.
+        """Clip gradients and update with them: the second part of `minimize`.
 
         Args:
-            params_grads: (parameter, gradient) pairs. Arrays in the parameter's shape and SparseGrad update
-                at once. Program variables update in each run of the program.
+            params_grads: (parameter, gradient) pairs. If the gradients are arrays in the parameters' shapes
+                or SparseGrad, the update happens at once. If they are program variables, it happens in each
+                run.
 
         Returns:
-            The update operations added to the program; an empty list if the update happened at once.
+            Update operations that were added to the program, or an empty list if the update happened at once.
         """
         return self.apply_optimize(None, None, params_grads)
 
@@ -280,7 +295,7 @@ class Optimizer(StatefulOptimizer):
     def apply_optimize(
         self, loss: Any, startup_program: Any, params_grads: Sequence[tuple[Any, Any]]
     ) -> list[Any]:
-        """Apply gradients, as `apply_gradients` does. The loss is only used for the progress display."""
+        """Update as `apply_gradients` does, and show the loss in the progress display."""
         pairs = [(p, g) for p, g in program_access.pairs(self._name, params_grads) if g is not None]
         if not pairs:
             raise UsageError(f"{self._name}: params_grads has no gradient")
@@ -293,8 +308,7 @@ class Optimizer(StatefulOptimizer):
         return []
 
     def get_opti_var_name_list(self) -> list[str]:
-        """Return the names of the optimizer's state arrays, as in `state_dict()`: `name.slot` for each
-        parameter."""
+        """Return the names `parameter.slot` of the optimizer's state arrays, as in `state_dict()`."""
         parameters = self._known or {parameter.name: parameter for parameter in self._planned}
         return [
             f"{name}.{slot.name}"
@@ -308,9 +322,9 @@ class Optimizer(StatefulOptimizer):
         parameters_and_grads: Sequence[tuple[Any, Any]],
         regularization: WeightDecay | None = None,
     ) -> list[tuple[Any, Any]]:
-        """Return the pairs with the regularizers' gradients added, as arrays or program variables.
+        """Return the pairs with the gradients of weight decay added, as arrays or program variables.
 
-        `apply_gradients` needs no such call: the servers add regularization.
+        Do not call it before `apply_gradients`: there the servers add weight decay.
         """
         out = []
         for parameter, gradient in parameters_and_grads:
@@ -322,7 +336,14 @@ class Optimizer(StatefulOptimizer):
 
     @checked
     def step(self) -> None:
-        """Update the parameters with the gradients that the last backward pass left in `Parameter.grad`."""
+        """Update the parameters with the gradients in `Parameter.grad`, in eager mode.
+
+            loss.backward()
+            optimizer.step()
+            optimizer.clear_grad()
+
+        The optimizer must have been created with `parameters`.
+        """
         if self._parameters is None:
             raise UsageError(
                 f"{self._name}: step() needs to know the parameters; "
@@ -335,17 +356,17 @@ class Optimizer(StatefulOptimizer):
 
     @checked
     def clear_grad(self, set_to_zero: bool = True) -> None:
-        """Set the gradients of the parameters to zero, or drop them."""
+        """Set the gradients of the parameters to zero, or to None if `set_to_zero` is False."""
         for parameter in self.parameters:
             parameter.grad = zeroed(parameter.grad) if set_to_zero else None
 
     clear_gradients = clear_grad
 
     def apply_values(self, pairs: Pairs, samples: int = 0, loss: float | None = None) -> None:
-        """Update with these gradients, which ends one step.
+        """Update with gradients, which ends one step of this worker.
 
         Args:
-            pairs: Parameters with their gradients, float32 arrays or SparseGrad.
+            pairs: (parameter, gradient) pairs with float32 arrays or SparseGrad.
             samples: Number of samples in the step, for the progress display.
             loss: The step's loss, for the progress display.
         """
@@ -358,8 +379,10 @@ class Optimizer(StatefulOptimizer):
 
     @checked
     def push_merged(self) -> None:
-        """Push the gradients that gradient_merge holds, though fewer than k steps were made. All workers
-        must call it."""
+        """Push the gradients that gradient_merge has collected, even if there were fewer than k steps.
+
+        All workers must call this at the end of training.
+        """
         if self.merger is not None and (self.merger.waiting or tables().runtime.worker_num > 1):
             self._update(*self.merger.take_waiting(), None)
 
@@ -381,6 +404,8 @@ class Optimizer(StatefulOptimizer):
         home.push(gradients, samples, loss)
         self._last_rate = rate
         self.advance()
+        # A parameter may have its own optimizer. Advance each of these once, also if several parameters
+        # share it.
         for parameter_optimizer in {
             id(p.optimizer): p.optimizer for p, _ in pairs if p.optimizer
         }.values():
@@ -388,7 +413,7 @@ class Optimizer(StatefulOptimizer):
                 parameter_optimizer.advance()
 
     def _checked(self, pairs: Pairs) -> list[tuple[Parameter, Grad]]:
-        """Return the gradients of the trainable parameters, checked and as arrays in the parameters'
+        """Check the gradients, and return those of trainable parameters, as arrays in the parameters'
         shapes."""
         strangers = [p for p, _ in pairs if not isinstance(p, Parameter)]
         if strangers:
@@ -410,7 +435,7 @@ class Optimizer(StatefulOptimizer):
         return [(p, gradients[p.name]) for p, _ in pairs]
 
     def _check_whole(self) -> None:
-        """Refuse an eager update in a pipeline: only a program can be cut into stages."""
+        """Raise UsageError in a pipeline, because only a program can be divided into stages."""
         if here().processes > 1:
             raise UsageError(
                 f"{self._name} updates at once by computed gradients, and this is "
@@ -419,7 +444,7 @@ class Optimizer(StatefulOptimizer):
             )
 
     def scale(self, scaler: GradientScaler) -> None:
-        """Send gradients in 16 bits from now on."""
+        """Send gradients in 16 bits from now on, with this scaler."""
         self.scaler = scaler
 
     def _sent(self, parameter: Parameter, grad: Grad) -> Grad | SparseElements:
@@ -447,8 +472,9 @@ class Optimizer(StatefulOptimizer):
             parameter.binding = parameter.binding or binding
 
     def advance(self) -> None:
-        """Count an update and advance a schedule that counts updates. Every update of this class calls it
-        itself."""
+        """Count an update, and advance a schedule that counts updates. Each update of an optimizer calls
+        this, so scripts do not.
+        """
         self._updates += 1
         if isinstance(self._rate, LRScheduler) and self._rate.steps_itself:
             self._rate.step()
@@ -473,8 +499,14 @@ def _one(owner: str, name: str, value: Any, older: str, older_value: Any) -> Any
 
 
 def check_outside(owner: str, optimizer: Any) -> None:
-    """Refuse an optimizer that does part of its update on the worker, for a table that is pushed to
-    directly."""
+    """Check that an optimizer works for a table whose gradients a script pushes directly.
+
+    Such gradients do not pass through the optimizer on the worker, so they cannot be clipped or compressed.
+
+    Raises:
+        ConfigError: The optimizer does part of its update on the worker, has a clip, or is no psfleet
+            optimizer.
+    """
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
             f"the optimizer of {owner} is {optimizer!r}; it must be one of psfleet.optimizer"

@@ -1,7 +1,7 @@
 """State dicts of optimizers: reads the state arrays from the tables, and writes them back.
 
-Weights, moments and step counts live in the tables (on the servers, in a cluster). `state_dict()` collects
-them under the names `parameter.slot`; `set_state_dict()` checks everything and then writes all tables, so
+Moments and step counts are stored in the tables, in a cluster on the servers. `state_dict()` reads them
+under the names `parameter.slot`. `set_state_dict()` checks all entries before it writes the first table, so
 that a wrong state changes nothing.
 """
 
@@ -29,7 +29,7 @@ _WHOLE = frozenset({"LR_Scheduler", "global_step", "loss_scaling", "master_weigh
 
 
 class StatefulOptimizer(ABC):
-    """Part of an optimizer that keeps its counters and saves and restores its state.
+    """Base of Optimizer with its counters and with the methods that save and restore its state.
 
     Args:
         name: Name in error messages.
@@ -56,7 +56,7 @@ class StatefulOptimizer(ABC):
     @property
     @abstractmethod
     def parameters(self) -> list[Parameter]:
-        """The parameters given to the constructor or, without them, those updated so far."""
+        """Parameters passed to the constructor or, if none were passed, all parameters updated so far."""
 
     @abstractmethod
     def _find(self, parameter: Parameter) -> BoundTable | None:
@@ -64,20 +64,25 @@ class StatefulOptimizer(ABC):
 
     @abstractmethod
     def _bind(self, parameter: Parameter, by_rows: bool = False) -> BoundTable:
-        """Return the parameter's table, and create it if it does not exist yet."""
+        """Return the parameter's table. Create it if it does not exist yet."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer's state, read from the tables. It is empty before the first update.
 
-        Returns:
-            For each parameter `name.slot`, float32 in the parameter's shape, and `name.step`, its number of
-            updates. A parameter whose rows may have any id has `name.ids`, int64 [n], and slots [n, dim].
-            `LR_Scheduler` is the schedule's state and `global_step` the number of updates. With
-            multi_precision, `master_weights` has the float32 weights by name. State that was set before and
-            still waits for its parameter's first update is included.
+        The dict has these entries:
+
+        - `name.slot` for each parameter and each state array, float32 in the parameter's shape;
+        - `name.step`, the parameter's number of updates;
+        - `name.ids`, int64 [n], for a parameter whose rows may have any id; its slots are [n, dim];
+        - `LR_Scheduler`, the state of the schedule, if the optimizer has one;
+        - `global_step`, the number of updates of the optimizer;
+        - `loss_scaling`, the state of the scaler, if the strategy has amp;
+        - `master_weights` with `multi_precision`: float32 weights by parameter name.
+
+        State from `set_state_dict` for parameters that were not updated yet is included.
 
         Raises:
-            UsageError: gradient_merge holds gradients that the state would lack.
+            UsageError: gradient_merge has gradients that were not pushed yet. The state would lack them.
         """
         self._check_none_waits()
         if not self._updates:
@@ -108,14 +113,15 @@ class StatefulOptimizer(ABC):
 
     @checked
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a state made by `state_dict()`. Weights are not part of it.
+        """Continue from a state made by `state_dict()`. Weights are not part of the state.
 
-        State of a parameter without a table waits for the parameter's first update. On a cluster every
-        worker must call this.
+        On a cluster every worker must call this. If a parameter has no table yet, its state is written at its
+        first update.
 
         Raises:
-            UsageError: An entry is missing, or no entry belongs to this optimizer's parameters.
-            ShapeError: An entry has another shape. In both cases nothing was changed.
+            UsageError: An entry is missing, or no entry belongs to this optimizer's parameters. Nothing was
+                changed.
+            ShapeError: An entry has a wrong shape. Nothing was changed.
         """
         self._check_state(state_dict)
         home = tables()
@@ -138,7 +144,7 @@ class StatefulOptimizer(ABC):
             check_none_waits(self.merger.waiting, "a state dict")
 
     def _check_state(self, state: Any) -> None:
-        """Refuse a state of another optimizer or model before any part of it is used."""
+        """Raise UsageError for the state of another optimizer or model, before any table is written."""
         if not isinstance(state, Mapping):
             raise UsageError(
                 f"{self._name}: the state is {state!r}, it must be what state_dict() gave"
@@ -169,7 +175,8 @@ class StatefulOptimizer(ABC):
 
 
 def gather(home: BoundTables, bound_tables: Sequence[BoundTable]) -> dict[str, Any]:
-    """Read `name.slot` and `name.step`, and where rows may have any id `name.ids`, of every given table."""
+    """Return `name.slot` and `name.step` of the given tables, and `name.ids` of tables with rows of any
+    id."""
     state: dict[str, Any] = {}
     for bound in bound_tables:
         name, table = bound.parameter.name, home.runtime.read_table(bound.key)
@@ -195,8 +202,7 @@ def masters(home: BoundTables, bound_tables: Sequence[BoundTable]) -> dict[str, 
 def restore(
     home: BoundTables, owner: str, bound_tables: Sequence[BoundTable], state: dict[str, Any]
 ) -> None:
-    """Write the entries of `state` that belong to the given tables. All entries are checked before the
-    first write."""
+    """Write the entries of `state` that belong to the given tables, after all entries were checked."""
     writes = [
         (bound, _state(owner, bound, state))
         for bound in bound_tables

@@ -1,9 +1,8 @@
-"""Steps between the backward pass and the push: loss scaling in 16 bits, and merging gradients of several
-steps.
+"""Work on gradients between the backward pass and the push: merging several steps, and sending in 16 bits.
 
-`GradientScaler` sends them in 16 bits (the strategy's part amp). `GradientMerger` keeps them for k steps
-and hands on their sum or mean (gradient_merge). An optimizer has at most one of each, and merges before it
-scales.
+`GradientMerger` collects the gradients of k steps and returns their sum or mean (gradient_merge in a
+strategy). `GradientScaler` scales gradients to be sent in 16 bits (amp in a strategy). An optimizer has at
+most one of each, and merges before it scales.
 """
 
 import dataclasses
@@ -27,7 +26,7 @@ P = TypeVar("P")
 
 
 class _HasTable(Protocol):
-    """Anything with the definition of a table, such as a bound table."""
+    """Object with the definition of a table, such as a BoundTable."""
 
     @property
     def spec(self) -> TableSpec: ...
@@ -37,13 +36,13 @@ S = TypeVar("S", bound=_HasTable)
 
 
 class GradientScaler:
-    """Marks the gradients of each step to be sent in 16 bits, and adapts the loss scale.
+    """Marks the gradients of each step to be sent in 16 bits, and adapts the scale.
 
-    float16 overflows above 65,504 and loses values below 2^-25. Its gradients are therefore multiplied by
-    `scale` when they are sent, and the servers divide again. Everything else is computed in float32, so
-    this has the same effect as scaling the loss, while clipping and merging see unscaled gradients. If a
-    scaled gradient overflows, or has an infinity or NaN, the step is skipped: this worker's push names no
-    table.
+    float16 overflows above 65,504 and loses values below 2^-25. Gradients sent in float16 are therefore
+    multiplied by `scale`, and the servers divide by it. Everything else is computed in float32, so this has
+    the same effect as scaling the loss. Clipping and merging happen before, on unscaled gradients. If a
+    scaled gradient overflows, or has an infinity or NaN, the step is skipped: this worker pushes no
+    gradient.
 
     Attributes:
         scale: Factor of the next step.
@@ -57,7 +56,7 @@ class GradientScaler:
         )
 
     def take(self, gradients: Sequence[tuple[S, Gradient]]) -> list[tuple[S, Gradient]]:
-        """Return the gradients to push, marked with their precision; an empty list if the step is skipped."""
+        """Return the gradients to push, marked with their precision. Empty if the step must be skipped."""
         if self._settings.dtype == "float16":
             return self._scaled(gradients)
         return [
@@ -103,7 +102,7 @@ def check_scaling(owner: str, state: Any) -> None:
     """Check the state of a GradientScaler.
 
     Raises:
-        UsageError: It is no dict, or has a wrong entry.
+        UsageError: The state is no dict, or an entry is missing or wrong.
     """
     if not isinstance(state, Mapping):
         raise UsageError(f"{owner}: the state's loss_scaling is {state!r}, it must be a dict")
@@ -112,7 +111,7 @@ def check_scaling(owner: str, state: Any) -> None:
 
 
 def _summed(seat: _HasTable, gradient: Gradient) -> Gradient:
-    """Sum the rows of repeated ids, because the sum is what must not overflow."""
+    """Sum the gradient rows of repeated ids. The servers add them, so the overflow check must see the sum."""
     if seat.spec.kind == "dense" or gradient.ids is None:
         return gradient
     sums = merge_rows(SparseGrad(gradient.ids, gradient.spread().values))
@@ -120,10 +119,10 @@ def _summed(seat: _HasTable, gradient: Gradient) -> Gradient:
 
 
 class GradientMerger(Generic[P]):
-    """Keeps the gradients of k steps and returns their sum or mean at every k-th.
+    """Collects the gradients of k steps and returns their sum or mean at every k-th step.
 
-    Gradients are added in the order of the steps. Rows of sparse gradients are kept side by side and summed
-    by the push. If training ends between two k-th steps, only `take_waiting` returns what is held. P is the
+    Gradients are added in the order of the steps. Rows of sparse gradients are concatenated; the push sums
+    them. If training does not end at a k-th step, `take_waiting` returns the collected gradients. P is the
     type of the parameters.
     """
 
@@ -141,10 +140,10 @@ class GradientMerger(Generic[P]):
     def take(
         self, pairs: Sequence[tuple[P, Grad]], samples: int
     ) -> tuple[list[tuple[P, Grad]], int] | None:
-        """Add one step's gradients. The caller must not change their arrays afterwards.
+        """Add the gradients of one step. The caller must not change the arrays afterwards.
 
         Returns:
-            The merged gradients and their samples if this was a k-th step, else None.
+            Merged gradients and their number of samples if this was a k-th step, else None.
         """
         for parameter, grad in pairs:
             before = self._kept.get(id(parameter))
@@ -158,8 +157,7 @@ class GradientMerger(Generic[P]):
         return None if self._steps < self._settings.k_steps else self.take_waiting()
 
     def take_waiting(self) -> tuple[list[tuple[P, Grad]], int]:
-        """Return the merged gradients of the held steps and their number of samples, and hold none
-        afterwards."""
+        """Remove the collected gradients, and return them merged, with their number of samples."""
         factor = 1 / self._steps if self._settings.avg and self._steps > 1 else 1.0
         merged_pairs = [
             (p, grad if factor == 1 else scaled(grad, factor)) for p, grad in self._kept.values()
@@ -169,6 +167,6 @@ class GradientMerger(Generic[P]):
         return merged_pairs, total
 
     def drop_waiting(self) -> None:
-        """Drop the held gradients."""
+        """Drop the collected gradients."""
         self._steps = self._samples = 0
         self._kept.clear()

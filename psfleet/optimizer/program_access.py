@@ -1,7 +1,8 @@
-"""The only way from optimizers to programs and their variables.
+"""Access of optimizers to programs and their variables.
 
-Optimizers also work on plain arrays and SparseGrad, for scripts that never build a program. The functions
-here import the graph only when they meet a variable, so that such scripts do not load it.
+Optimizers also accept arrays and SparseGrad, from scripts that never build a program. The functions here
+import psfleet.core.graph only when they get a variable, so that such scripts do not load the graph.
+Optimizers must not import it elsewhere.
 """
 
 import sys
@@ -21,12 +22,12 @@ from psfleet.regularizer import L1Decay, WeightDecay
 
 
 def parameter_of(item: Any) -> Any:
-    """Return the parameter behind a variable; any other value is returned unchanged."""
+    """Return the parameter of a variable, or any other value unchanged."""
     return getattr(item, "parameter", None) or item
 
 
 def held_by(item: Any) -> Any:
-    """Return the array of an eager variable; any other value is returned unchanged."""
+    """Return the array of an eager variable, or any other value unchanged."""
     value = getattr(item, "value", None)
     return value if isinstance(value, np.ndarray) else item
 
@@ -38,10 +39,10 @@ def value_of(loss: Any) -> float | None:
 
 
 def training_program(trains: bool = False) -> Any:
-    """Return the program being built if its runs train; None in eager mode or if no graph is loaded.
+    """Return the program being built if it updates parameters. Return None otherwise, and in eager mode.
 
     Args:
-        trains: True if the program will train, though it has no update yet.
+        trains: True to return the program also if no update was added to it yet.
     """
     module = sys.modules.get("psfleet.core.graph.program.program")
     if module is None or module.in_eager_mode():
@@ -51,8 +52,9 @@ def training_program(trains: bool = False) -> Any:
 
 
 def reader(source: Any) -> Callable[[int], float]:
-    """Return a function that reads a number, such as a step count or a rate, given the number of earlier
-    runs.
+    """Return a function that returns the present value of `source`, such as a step count or a rate.
+
+    The returned function takes the number of training runs so far, which a program variable may depend on.
 
     Args:
         source: A number, a function without arguments, or a variable of the program being built.
@@ -133,7 +135,7 @@ def pairs(owner: str, params_grads: Any) -> list[tuple[Any, Any]]:
 
 
 def parameters_of(owner: str, entries: Iterable[Any] | None) -> list[Parameter] | None:
-    """Return the parameters of a list of parameters or of their variables; None if no list was given."""
+    """Return the parameters in a list of parameters or of their variables, or None if `entries` is None."""
     if entries is None:
         return None
     if isinstance(entries, Parameter | str):
@@ -154,14 +156,14 @@ def differentiate(
     candidates: Sequence[Any] | None = None,
     callbacks: Sequence[Callable[..., Any]] | None = None,
 ) -> list[tuple[Parameter, Any]]:
-    """Differentiate a loss; return (parameter, gradient) pairs, with arrays if the loss is eager.
+    """Differentiate a loss, and return (parameter, gradient) pairs. Gradients of an eager loss are arrays.
 
     Args:
         loss: Loss variable.
-        parameters: Parameters, their variables or names. None means `candidates`.
+        parameters: Parameters, their variables or names. None chooses them by `candidates`.
         no_grad_set: Parameters, variables or names that get no gradient.
-        candidates: Parameters to choose from: only those that the loss depends on are taken. None means all
-            trainable ones.
+        candidates: If `parameters` is None, these parameters get a gradient if the loss depends on them.
+            None means all trainable parameters.
         callbacks: Functions to call with (parameter, gradient) for each pair.
     """
     if parameters is None and candidates is not None:
@@ -204,7 +206,7 @@ def _pairs_of(
 
 
 def depended_on(loss: Any, parameters: Sequence[Any]) -> list[Any]:
-    """Return the parameters that the loss depends on, of those given."""
+    """Return those of the given parameters that the loss depends on."""
     from psfleet.core.graph.program.operation import ancestors
 
     _check_loss(loss)
@@ -224,7 +226,7 @@ def _is_zero(grad: Any) -> bool:
 
 
 def name_of(item: Any) -> str:
-    """Return the name of a parameter or variable; a string is returned unchanged."""
+    """Return the name of a parameter or variable, or a string unchanged."""
     return item if isinstance(item, str) else str(item.name)
 
 
@@ -247,7 +249,8 @@ def add_update(optimizer: Any, pairs: Sequence[tuple[Any, Any]], loss: Any) -> A
 
 
 def set_products(settings: AMPSettings) -> None:
-    """Make training runs of the program multiply matrices in the precision of the strategy's part amp."""
+    """Make training runs of the default program multiply matrices in the precision of the strategy's part
+    amp."""
     from psfleet.core.graph.program.ops.matmul import products_under
     from psfleet.core.graph.program.program import default_main_program
 
@@ -255,8 +258,9 @@ def set_products(settings: AMPSettings) -> None:
 
 
 def regularized(parameter: Parameter, gradient: Any, regularizer: WeightDecay | None) -> Any:
-    """Add the regularizer's gradient. Arrays stay arrays and variables variables; a sparse gradient becomes
-    dense."""
+    """Return the gradient plus the gradient of the regularizer: an array for an array or SparseGrad, and a
+    variable for a variable.
+    """
     if regularizer is None or gradient is None:
         return gradient
     if has_any_id(parameter):

@@ -1,6 +1,6 @@
-"""The optimizers that psfleet's rules declare, made by psfleet.optimizer.factory.
+"""Optimizers such as Adam and SGD. psfleet.optimizer.factory makes each class from its update rule.
 
-`rule_optimizers.pyi` tells type checkers what is here; tools/generate_stubs.py writes it.
+`rule_optimizers.pyi` declares them for type checkers; tools/generate_stubs.py writes that file.
 """
 
 from psfleet.core.engine.rules import own_rules

@@ -1,8 +1,8 @@
-"""Optimizers that wrap another optimizer: recompute, LookAhead and pipelines.
+"""Optimizers that wrap another optimizer: RecomputeOptimizer, LookAhead and PipelineOptimizer.
 
-RecomputeOptimizer and PipelineOptimizer pass everything on to the wrapped optimizer except the few methods
-they change, so that code which asks for a learning rate or state need not know of the wrapper. LookAhead
-keeps weights of its own.
+RecomputeOptimizer and PipelineOptimizer pass every call on to the wrapped optimizer except the few methods
+that they change, so that code which reads the learning rate or the state works with both. LookAhead is an
+optimizer with its own state, the slow weights.
 """
 
 import warnings
@@ -42,7 +42,7 @@ Ids = NDArray[np.int64]
 
 
 class WrappingOptimizer(Optimizer):
-    """Base of wrappers: every attribute is the wrapped optimizer's, except those named in `own`."""
+    """Base of wrappers. All attributes are the wrapped optimizer's, except those whose names are in `own`."""
 
     own: ClassVar[frozenset[str]] = COMMON
 
@@ -60,9 +60,13 @@ class WrappingOptimizer(Optimizer):
 
 
 class RecomputeOptimizer(WrappingOptimizer):
-    """Optimizer whose backward pass drops the activations between checkpoints and computes them again.
+    """Optimizer that saves memory: it drops activations, and computes them again in the backward pass.
 
-    Everything except `backward`, `minimize` and `load` is the wrapped optimizer's.
+        optimizer = RecomputeOptimizer(Adam(0.001))
+        optimizer._set_checkpoints([hidden1, hidden2])  # the activations to keep
+        optimizer.minimize(loss)
+
+    Methods and attributes except `backward`, `minimize` and `load` are the wrapped optimizer's.
 
     Args:
         optimizer: Optimizer that updates the parameters.
@@ -78,9 +82,9 @@ class RecomputeOptimizer(WrappingOptimizer):
         """Choose the activations to keep.
 
         Args:
-            checkpoints: Variables, parameters, or names of variables or layers. Data and parameters are
-                always kept, so naming them changes nothing. With
-                psfleet.core.graph.program.backward.Automatic(budget) the first run chooses.
+            checkpoints: Variables, or names of variables or layers. Data and parameters are always kept, so
+                naming them changes nothing. With psfleet.core.graph.program.backward.Automatic(budget) the
+                first run chooses the activations.
         """
         from psfleet.core.graph.program.backward import check_checkpoints
 
@@ -89,7 +93,7 @@ class RecomputeOptimizer(WrappingOptimizer):
 
     @checked
     def load(self, stat_dict: dict[str, Any]) -> None:
-        """Refuse, as the reference does.
+        """Raise UsageError, as in Paddle. Use `set_state_dict`.
 
         Raises:
             UsageError: Always.
@@ -108,7 +112,7 @@ class RecomputeOptimizer(WrappingOptimizer):
         no_grad_set: Iterable[Any] | None = None,
         callbacks: Sequence[Callable[..., Any]] | None = None,
     ) -> list[tuple[Any, Any]]:
-        """Run the wrapped optimizer's backward, with recomputing.
+        """Differentiate as the wrapped optimizer does, and compute dropped activations again.
 
         Raises:
             UsageError: No checkpoints were set, or the loss is eager.
@@ -124,7 +128,7 @@ class RecomputeOptimizer(WrappingOptimizer):
 
 
 def recomputing(optimizer: Optimizer, settings: RecomputeSettings) -> RecomputeOptimizer:
-    """Wrap the optimizer for recompute with the strategy's settings."""
+    """Return a RecomputeOptimizer around the optimizer, with the strategy's settings."""
     from psfleet.core.graph.program.backward import Automatic
 
     wrapper = RecomputeOptimizer(optimizer)
@@ -133,15 +137,19 @@ def recomputing(optimizer: Optimizer, settings: RecomputeSettings) -> RecomputeO
 
 
 class LookAhead(Optimizer):
-    """Lookahead (Zhang et al., 2019): every k updates slow += alpha * (fast - slow), then fast = slow.
+    """Lookahead (Zhang et al., 2019): every k updates, slow += alpha * (fast - slow), then fast = slow.
 
-    The slow weights start as a copy of the fast ones after the first update, as in the reference. Worker 0
-    keeps them. On a cluster all workers wait for each other at every k-th update.
+        optimizer = LookAhead(SGD(0.1), alpha=0.5, k=5)
+
+    The *fast* weights are the parameters, which the inner optimizer updates. Worker 0 stores the *slow*
+    weights. They start as a copy of the fast weights after the first update, as in Paddle. On a cluster all
+    workers wait for each other at every k-th update.
 
     Args:
         inner_optimizer: Optimizer that updates the fast weights.
-        alpha: Fraction of the way that the slow weights move toward the fast ones, in [0, 1].
-        k: Number of updates between two such moves, at least 1.
+        alpha: Step of the slow weights toward the fast weights, as a fraction of their difference, in [0, 1].
+        k: Number of updates between two moves of the slow weights, at least 1.
+        name: Name in error messages.
     """
 
     works_on_worker = True
@@ -164,23 +172,23 @@ class LookAhead(Optimizer):
         inner_optimizer.streams_evictions = True
 
     def rule(self, parameter: Parameter | None = None) -> Rule:
-        """Return what the inner optimizer returns."""
+        """Return the inner optimizer's update rule for a parameter."""
         return self.inner_optimizer.rule(parameter)
 
     def decay(self, parameter: Parameter | None = None) -> DecaySpec:
-        """Return what the inner optimizer returns."""
+        """Return the inner optimizer's weight decay for a parameter."""
         return self.inner_optimizer.decay(parameter)
 
     def get_lr(self) -> float:
-        """Return what the inner optimizer returns."""
+        """Return the learning rate of the inner optimizer's next update."""
         return self.inner_optimizer.get_lr()
 
     def current_step_lr(self) -> float:
-        """Return what the inner optimizer returns."""
+        """Return the learning rate of the inner optimizer's last update."""
         return self.inner_optimizer.current_step_lr()
 
     def get_opti_var_name_list(self) -> list[str]:
-        """Return the inner optimizer's names, and `name.slow` for each parameter."""
+        """Return the inner optimizer's names and, for each parameter, `name.slow`."""
         slow = [f"{name}.slow" for name in self._slow]
         return self.inner_optimizer.get_opti_var_name_list() + slow
 
@@ -236,7 +244,11 @@ class LookAhead(Optimizer):
             home.runtime.write_table(bound.key, state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the inner optimizer's state and, on worker 0, `name.slow` like another slot."""
+        """Return the inner optimizer's state and, on worker 0, the slow weights `name.slow` of each
+        parameter.
+
+        For a parameter whose rows may have any id, `name.slow_ids` has the ids of the rows.
+        """
         self._check_none_waits()
         state = self.inner_optimizer.state_dict()
         for name, (ids, slow) in self._slow.items():
@@ -277,8 +289,14 @@ def _joined(
 ) -> Floats:
     """Return the slow weights in the order of the table's rows.
 
-    A row that is new since the last move starts from its initial value, as if it had existed and been
-    untouched. So does a row that was evicted or shrunk away since then and has come back.
+    A row that did not exist at the last move gets its initial values as slow weights. So does a row that was
+    removed since then (by eviction or `shrink`) and was created again.
+
+    Args:
+        slow: Ids and slow weights after the last move. The ids are None for a dense table.
+        state: State of the table now.
+        bound: The table.
+        evicted: Ids whose rows were evicted since the last move.
     """
     ids, values = slow
     if ids is None or state.ids is None:
@@ -291,31 +309,35 @@ def _joined(
 
 
 class PipelineOptimizer(WrappingOptimizer):
-    """Cuts the minimized program at k cuts into 2k - 1 sections: k forward, k - 1 backward.
+    """Optimizer that divides a program into sections, which the stages of a pipeline can run.
 
-    The strategy decides the number of stages and micro-batches and the schedule (`psfleet-launch
-    --pipeline`, or the part `pipeline` of a DistributedStrategy). Without a strategy the sections run one
-    after the other on the whole batch, with the results of the uncut program. Everything except `minimize`
-    is the wrapped optimizer's.
+        optimizer = PipelineOptimizer(Adam(0.001), cut_list=[[hidden], [loss]])
+        optimizer.minimize(loss)
+
+    k cuts give 2k - 1 sections: k of the forward pass (the last one includes its backward part) and k - 1
+    of the backward pass. The strategy sets the number of stages, the micro-batches and the schedule
+    (`psfleet-launch --pipeline`, or the part `pipeline` of a DistributedStrategy). Without a strategy the
+    sections run one after the other on the whole batch, with the results of the undivided program. Methods
+    and attributes except `minimize` are the wrapped optimizer's.
 
     Args:
         optimizer: Optimizer that updates the parameters.
-        cut_list: For each forward section the variables that it ends with; the last entry is [loss]. None
+        cut_list: For each forward section the list of variables at its end. The last entry is [loss]. None
             makes sections of about equal work, as many as the strategy's stages need.
         place_list: Device of each section. If given, a stage process whose sections are on CPUPlace pins
-            itself to as many cores as its BLAS has threads. With CUDAPlace sections still run on the CPU,
-            and their process may use every core.
-        concurrency_list: Number of copies of each section. In a job the strategy's `copies` decide; if they
-            are fewer, a warning says so.
+            itself to as many cores as its BLAS has threads. Sections on CUDAPlace run on the CPU too, but
+            their process is not pinned.
+        concurrency_list: Wanted number of copies of each section. In a job the strategy's `copies` is used,
+            with a warning if it is smaller.
         queue_size: Number of micro-batches that may wait before a section.
         sync_steps: Number of steps between two synchronisations of copies. Must be 1, because copies share
             their weights on the servers.
-        start_cpu_core_id: First core of the first process.
+        start_cpu_core_id: Number of the first core that the first process is pinned to.
 
     Attributes:
-        sections: The sections after `minimize`, psfleet.core.graph.program.pipeline.cutting.Section in the
-            order of a step.
-        asked: Pipeline settings of the script's strategy, or None to use the launcher's.
+        sections: Sections after `minimize`, in the order of a step
+            (psfleet.core.graph.program.pipeline.cutting.Section).
+        asked: Pipeline settings of the script's strategy, or None to use the launcher's settings.
 
     Raises:
         ConfigError: A list has another length than 2k - 1, or a number is out of range.
@@ -377,7 +399,7 @@ class PipelineOptimizer(WrappingOptimizer):
     def apply_optimize(
         self, loss: Any, startup_program: Any, params_grads: Sequence[tuple[Any, Any]]
     ) -> list[Any]:
-        """Second part of minimize: cut the program, and add an update at the end of each run."""
+        """Divide the program into sections, and add an update at its end: the second part of `minimize`."""
         passes = {getattr(gradient, "backward_pass", None) for _, gradient in params_grads}
         backward = passes.pop() if passes else None
         if backward is None or passes:
@@ -408,8 +430,8 @@ class PipelineOptimizer(WrappingOptimizer):
             self._settle_process(here())
 
     def _settle_process(self, position: StagePosition) -> None:
-        """Pin this process to its stage's cores, and warn if there are fewer copies than the script asks
-        for."""
+        """Pin this process to its stage's cores, and warn if there are fewer copies than `concurrency_list`
+        has."""
         from psfleet.core.graph.execution.executor import CUDAPlace
         from psfleet.core.graph.program.pipeline.cutting import pin
 
@@ -433,8 +455,9 @@ class PipelineOptimizer(WrappingOptimizer):
 
 
 def pipelining(optimizer: Optimizer, settings: PipelineSettings) -> Optimizer:
-    """Wrap the optimizer for a pipeline with the strategy's settings. An existing PipelineOptimizer keeps
-    its cuts."""
+    """Return a PipelineOptimizer around the optimizer, with the strategy's settings. If the optimizer is a
+    PipelineOptimizer already, it keeps its cuts.
+    """
     inner: Any = optimizer
     while inner is not None:
         if isinstance(inner, PipelineOptimizer):

@@ -252,7 +252,7 @@ def test_weights() -> None:
 def test_infinite_numbers_are_refused_behind_transforms_too() -> None:
     """A transform that overflows, in its own dtype or as float32, is refused with its value and sample."""
     for factor, product in ((1e300, "5e+299"), (np.inf, "inf")):
-        number = Number("f", transform=lambda f, factor=factor: f.values.astype(float) * factor)  # type: ignore[misc]
+        number = Number("f", transform=lambda f, factor=factor: f.values.astype(float) * factor)
         with pytest.raises(IdError) as refused:
             FeatureLookup(FeatureSet([number]), {"f": [[], [0.5], [1.0]]}, {}).values({})
         assert f"'f' has the value {product}, which is no finite number" in str(refused.value)

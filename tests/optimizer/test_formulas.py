@@ -110,4 +110,4 @@ def test_asgd_decays_as_the_references_code() -> None:
         printed = printed - 0.1 * (printed_sum / min(t + 1, 3) + 0.5 * printed)
     np.testing.assert_allclose(w.numpy(), code, atol=2e-6)
     assert np.abs(w.numpy() - printed).max() > 0.01
-    assert "code and not its printed formula" in str(optimizer.ASGD.__doc__)
+    assert "not its printed formula" in str(optimizer.ASGD.__doc__)

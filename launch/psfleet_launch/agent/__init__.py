@@ -1,5 +1,5 @@
-"""Agent: the process on each machine that runs a job's processes for a launcher elsewhere.
+"""Agent: the process on each machine that runs a job's processes for a launcher on another machine.
 
-Start with `agent.py`. The messages are in `engines/remote/agent_messages.py`, since the launcher uses them
-too. `machine_checks.py` is `psfleet doctor`.
+Read `agent.py` first. The messages between launcher and agent are in `engines/remote/agent_messages.py`.
+`machine_checks.py` has the checks of `psfleet doctor`.
 """

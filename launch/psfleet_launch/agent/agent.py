@@ -1,12 +1,15 @@
 """Agent: runs the processes of one job on this machine for a launcher elsewhere (`psfleet agent`).
 
-It carries out the launcher's messages with the engine of one machine, and sends back events and output. It
-decides nothing. Its loop runs in the main thread and must not block for long, since a second without
-messages makes the launcher suspect that the machine is lost.
+The agent starts and signals processes as the launcher's messages say, and sends back events and output. All
+decisions are the launcher's. The loop runs in the main thread. It must not block for long, because after a
+second without messages the launcher suspects that the machine is lost.
 
-An agent never leaves processes behind. It kills them and ends itself when the job is over, when the
-connection is lost, when its standard input ends (for agents that ssh or srun has started), and at SIGINT,
-SIGTERM or SIGHUP.
+An agent never leaves processes behind. It kills them and ends itself
+
+- when the job is over,
+- when the connection to the launcher is lost,
+- when its standard input ends (agents that ssh or srun has started),
+- at SIGINT, SIGTERM or SIGHUP.
 """
 
 import contextlib
@@ -67,39 +70,39 @@ _LOOK = 0.1  # seconds between looks at output files and at the connection
 
 
 class AgentEngine(LocalEngine):
-    """Engine of an agent: runs processes on this machine, which die with the agent.
+    """Engine of an agent: runs processes on this machine. The processes die if the agent dies.
 
     Args:
-        job: The job, with folders of this machine.
+        job: The job, with the paths of its folders on this machine.
         selector: Selector of the agent's loop.
-        workers: Number of the job's workers on this machine, which share its cores.
+        workers: Number of the job's workers on this machine. They share the machine's cores.
     """
 
     def __init__(self, job: Job, selector: selectors.BaseSelector, workers: int) -> None:
         super().__init__(job, selector)
-        # LocalEngine gives each worker cores / (all workers of the job). Scale the cores so that each worker
-        # here gets cores of this machine / (workers on this machine).
+        # LocalEngine divides the cores by the number of all workers of the job. Multiply by that number and
+        # divide by the workers on this machine, so that these share all cores of the machine.
         self._cores = len(os.sched_getaffinity(0)) * len(job.workers) // max(workers, 1)
 
     def placement(self) -> Mapping[str, Sequence[Member]]:
-        """Return no members, since the launcher places them."""
+        """Return no members, because the launcher assigns members to machines."""
         return {}
 
     def endpoints(self) -> list[str]:
-        """Return no endpoints, since the launcher chooses them."""
+        """Return no endpoints, because the launcher chooses the servers' endpoints."""
         return []
 
     def with_usage(self, event: ProcessExited) -> ProcessExited:
-        """Return the event of an ended process with the resources that the process has used."""
+        """Return the event of an ended process, completed by the resources that the process has used."""
         usage = self._used.pop(self._processes[event.member].pid)
         words = usage_text(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
         return ProcessExited(event.member, event.code, event.left, event.cause, words)
 
 
 class OutputTails:
-    """Reads what members append to their output files, to send it to the launcher.
+    """Reads new output of members from their output files, to send it to the launcher.
 
-    Output of the shown member does not pass through a file: the engine reads it from pipes.
+    Exception: the engine reads the output of the shown member (worker 0) from pipes.
     """
 
     def __init__(self, job: Job) -> None:
@@ -107,18 +110,18 @@ class OutputTails:
         self._read: dict[Member, int] = {}
 
     def follow(self, member: Member) -> None:
-        """Read this member's file from now on."""
+        """Begin to read the member's output file."""
         if member != self._job.shown:
             self._read.setdefault(member, 0)
 
     def fresh(self) -> Iterator[AgentMessage]:
-        """Yield one chunk, at most 64 KiB, of each file that has grown."""
+        """Yield the next new output, at most 64 KiB, of each file that has grown."""
         for member in self._read:
             if data := self._next(member):
                 yield OutputChunk(member, data)
 
     def rest(self, member: Member) -> Iterator[AgentMessage]:
-        """Yield all output of a member that was not read yet."""
+        """Yield the remaining output of a member."""
         while member in self._read and (data := self._next(member)):
             yield OutputChunk(member, data)
 
@@ -134,13 +137,13 @@ class OutputTails:
 
 
 class Agent:
-    """Runs processes of one job on this machine. Call `run` from the main thread, which receives signals.
+    """Runs processes of one job on this machine. Call `run` from the main thread, because it handles signals.
 
     Args:
         link: Connection to the launcher.
         folder: Private folder for sockets, ready files, credentials and output.
         name: Name of the machine, for people.
-        lifeline: File descriptor whose end of file ends the agent, or -1 for none.
+        lifeline: File descriptor, such as standard input. The agent ends at its end of file. -1 for none.
     """
 
     def __init__(self, link: LauncherLink, folder: Path, name: str, lifeline: int = -1) -> None:
@@ -159,8 +162,8 @@ class Agent:
         """Serve until the end of the job.
 
         Returns:
-            Exit code: 0 if the job is over; 1 if the connection was lost, or the agent was refused or asked
-            to end.
+            Exit code: 0 if the job is over. 1 if the connection was lost, the launcher refused the agent,
+            or a signal or the lifeline ended it.
         """
         self._selector.register(self._link, selectors.EVENT_READ, lambda: None)
         if self._lifeline >= 0:
@@ -180,7 +183,7 @@ class Agent:
         return 0 if over else 1
 
     def _hear_refusal(self) -> None:
-        """Take a reason that the launcher sent just before it closed the connection."""
+        """Read the reason for a refusal, if the launcher has sent one before it closed the connection."""
         for message in self._link.take():
             if isinstance(message, Refused):
                 self._perform(message)
@@ -205,7 +208,7 @@ class Agent:
         return bool(ready)
 
     def _tell(self) -> None:
-        """Send events and output to the launcher; all output of a process before its exit."""
+        """Send events and output to the launcher. All output of a process is sent before its exit."""
         if self._engine is None or self._tails is None:
             return
         events = self._engine.events()
@@ -230,11 +233,11 @@ class Agent:
             yield from self._files.changed(self._files.present())
 
     def _last_words(self) -> list[Event | Shown]:
-        """Return the shown member's output that was not read yet."""
+        """Return the remaining output of the shown member (worker 0)."""
         assert self._engine is not None
         events: list[Event | Shown] = []
-        # `_wait` is also true while a message of the launcher waits to be read, so the loop ends when no new
-        # events come.
+        # `_wait` also returns True while a message of the launcher is unread. So the loop ends at the first
+        # call without new events.
         while self._wait(0) and (new_events := self._engine.events()):
             events += new_events
         return events
@@ -277,7 +280,7 @@ class Agent:
                     os.getpid(), signal.SIGKILL
                 )  # without a word to the launcher, like a power loss
             case Connect(endpoint):
-                # In a thread, because an attempt may take seconds and the loop must not block.
+                # In another thread, because connecting may take seconds and the loop must not block.
                 ServiceThread(self._connect, "connect", (endpoint,)).start()
 
     def _connect(self, endpoint: str) -> None:
@@ -332,7 +335,7 @@ class Agent:
         self._tails.follow(member)
 
     def _sweep(self) -> None:
-        """Kill every process, report the remaining events, and then that the sweep is complete."""
+        """Kill every process, send the remaining events, and then send Swept."""
         if self._engine is None or self._tails is None:
             self._link.send(Swept())
             return
@@ -343,7 +346,7 @@ class Agent:
     def _end(self) -> None:
         """Kill all processes, then close the connection.
 
-        The order matters: once the connection has ended, the launcher may start the members elsewhere.
+        In this order, because the launcher may start the members elsewhere once the connection has ended.
         """
         if self._asked:
             self._link.send(Leaving(self._asked))

@@ -1,11 +1,12 @@
 """Agent's side of the connection to the launcher: one gRPC call, and pings that test it.
 
-TCP repeats what a short interruption of the network has lost, so that needs no care here. After
-SILENCE_LIMIT seconds without an answer the connection counts as lost: the launcher then takes every process
-of this agent for dead, so the agent has to kill them. The call is never repeated.
+Short interruptions of the network do no harm, because TCP repeats lost data. After SILENCE_LIMIT seconds
+without a reply to a ping the agent gives the connection up, kills its processes and ends. It must kill
+them, because the launcher then assumes that they are dead and starts them elsewhere. The agent never
+connects again.
 
-Two threads receive messages and send pings. The agent's loop takes messages from a queue, and its selector
-wakes by `fileno`.
+One thread receives messages, another one sends pings. The agent's loop reads messages from a queue.
+`fileno` becomes readable when the queue has a message, so that the loop's selector wakes up.
 """
 
 import queue
@@ -60,10 +61,10 @@ class LauncherLink:
         self._answered = time.monotonic()
 
     def connect(self, hello: Hello) -> None:
-        """Connect and send the hello. Waits up to 7 s.
+        """Connect, and send the description of this machine. Waits up to 7 s.
 
         Raises:
-            AccessDenied: The launcher and these credentials are of different jobs.
+            AccessDenied: The credentials belong to another job than the launcher's.
             ServerUnavailable: The launcher does not answer.
         """
         for seconds in _FIRST:
@@ -89,7 +90,7 @@ class LauncherLink:
             thread.start()
 
     def _is_ready(self, seconds: float) -> bool:
-        """Wait until the connection is established, and return whether it is."""
+        """Wait up to `seconds` until the connection is established, and return whether it is."""
         try:
             grpc.channel_ready_future(self._channel).result(seconds)
         except grpc.FutureTimeoutError:
@@ -97,29 +98,30 @@ class LauncherLink:
         return True
 
     def fileno(self) -> int:
-        """Return the file descriptor for a selector."""
+        """Return a file descriptor for a selector. It becomes readable when `take` has messages."""
         return self._waker.fileno()
 
     @property
     def is_full(self) -> bool:
-        """True while many messages wait to be sent. Output should then stay in its files."""
+        """True while many messages wait to be sent. The agent should then not read more output from files."""
         return self._outbox.qsize() >= _FULL
 
     @property
     def lost(self) -> str:
-        """Reason why the connection has ended or counts as lost, or "" while it works."""
+        """Reason why the connection has ended or was given up, or "" while it works."""
         if self._over.is_set():
             return self._why
         silent = time.monotonic() - self._answered > SILENCE_LIMIT
         return f"it has not answered for {SILENCE_LIMIT:g} s" if silent else ""
 
     def send(self, message: AgentMessage) -> None:
-        """Queue a message behind all earlier messages. Does not wait; any thread may call it."""
+        """Queue a message, to be sent after all earlier messages. Does not wait. Any thread may call it."""
         self._outbox.put(message)
 
     def take(self) -> Iterator[LauncherMessage]:
-        """Yield the messages of the launcher since the last call."""
-        # Drained before the queue is read: a message that comes in between wakes the selector again.
+        """Yield the launcher's messages that have come since the last call."""
+        # Reset the wake-up before the queue is read. A message that comes in between then wakes the
+        # selector again; in the other order it could stay unread.
         self._waker.drain()
         for _ in range(self._inbox.qsize()):
             yield self._inbox.get()

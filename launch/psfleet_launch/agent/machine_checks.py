@@ -1,9 +1,8 @@
-"""Checks of `psfleet doctor`: whether this machine is fit for a job, and whether the machines reach each
-other.
+"""Checks of `psfleet doctor`: can this machine run a job, and can the machines connect to each other?
 
-`check_machine` reads versions, limits, memory and settings of the kernel; it changes nothing. PeerCheck
-runs on all machines at the same time: each listens on the same port, connects to every other machine, and
-measures the time until a byte comes back. Only these bytes are answered on the port, and it is closed at
+`check_machine` reads versions, limits, memory and kernel settings. It changes nothing. PeerCheck must run
+on all machines at the same time. Each machine listens on the same port, connects to every other machine,
+and measures the time until a byte comes back. The port does nothing but send bytes back, and is closed at
 the end.
 """
 
@@ -61,10 +60,10 @@ class Finding:
     """Result of one check.
 
     Attributes:
-        name: Name of the check, or of the other machine.
+        name: Name of the check, or name of the other machine in a PeerCheck.
         value: Result in words.
-        advice: Advice on what to change, or "" if all is well.
-        is_fatal: True if a job would fail.
+        advice: Advice on what to change, or "" if nothing needs to change.
+        is_fatal: True if a job would fail on this machine.
     """
 
     name: str
@@ -74,7 +73,7 @@ class Finding:
 
 
 def check_machine(engine: type[Engine], root: Path = Path("/")) -> Iterator[Finding]:
-    """Yield findings about this machine.
+    """Check this machine, and yield the result of each check.
 
     Args:
         engine: Engine whose requirements are checked.
@@ -115,7 +114,7 @@ def _installed(packages: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _cuda(has_gpu: bool) -> Finding:
-    """Check the packages that servers need to hold tables on a GPU."""
+    """Check the packages that servers need for tables on a GPU."""
     versions, missing = _installed(_CUDA_PACKAGES)
     drivers = [f"driver {version}" for version in gpu_drivers()] or ["no driver"]
     advice = (
@@ -127,7 +126,7 @@ def _cuda(has_gpu: bool) -> Finding:
 
 
 def _gpu_memory() -> Iterator[Finding]:
-    """Report the free memory of the GPUs, and how much of it tables may take."""
+    """Report the free memory of each GPU, and how much of it tables may use."""
     sizes = gpu_memory()
     if not sizes:
         return
@@ -212,9 +211,9 @@ def _huge_pages(root: Path) -> Finding:
 
 
 def _kernel_cache() -> Finding:
-    """Check that processes can keep compiled kernels, in a folder that only its owner can write.
+    """Check that processes can cache compiled kernels in a folder that only its owner can write.
 
-    Kernels are machine code, so psfleet does not load them from a folder that others can write.
+    Kernels are machine code. psfleet does not load them from a folder that other users can write.
     """
     folder = Path(from_variable(UserSettings, "cache", os.environ)).expanduser()
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
@@ -247,7 +246,7 @@ def _text(path: Path) -> str:
 
 
 def _number(path: Path) -> int:
-    """Return the number in a file, or 0 if it has none, such as "max" for no limit."""
+    """Return the number in a file, or 0 if the content is no number, such as "max" for no limit."""
     text = _text(path).strip()
     return int(text) if text.isdigit() else 0
 
@@ -260,15 +259,15 @@ def _kibibytes(path: Path, name: str) -> int:
 
 
 class PeerCheck:
-    """This machine's part of the check that all machines reach each other.
+    """This machine's part of the check that all machines can connect to each other.
 
         with PeerCheck(hosts, port, seconds) as check:
             for finding in check.findings(): ...
 
     Args:
-        hosts: All machines including this one; the same list on every machine.
-        port: TCP port of the check on every machine.
-        seconds: Time after which the check of machines that do not answer ends.
+        hosts: All machines including this one. Must be the same list on every machine.
+        port: TCP port for the check, the same on every machine.
+        seconds: Time limit. Machines that have not answered by then are reported as unreachable.
 
     Raises:
         ConfigError: A host has no address, no host is this machine, or the port is in use.
@@ -293,14 +292,15 @@ class PeerCheck:
         self._thread.join()
 
     def findings(self) -> Iterator[Finding]:
-        """Try until all machines are reached and have reached this one, or time is over. Then yield
+        """Try until all machines have connected to each other, or until the time limit. Then yield
         findings."""
         deadline = time.monotonic() + self._seconds
         names: dict[str, bytes] = {}
         findings: dict[str, Finding] = {}
         other_hosts = [host for host in self._addresses if host != self._host]
-        # `names` has the random name of the check on each machine that was reached, and `_came` the names of
-        # the checks that have reached this machine. The two match when both directions work.
+        # Each machine's PeerCheck has a random name. `names` has the names of the checks on machines that
+        # this machine has reached, and `_came` the names of the checks that have connected to this machine.
+        # If `_came` includes all of `names`, both directions work.
         while len(names) < len(other_hosts) or not self._came >= set(names.values()):
             for host in [peer for peer in other_hosts if peer not in names]:
                 findings[host], name = self._measure(host)
@@ -320,7 +320,7 @@ class PeerCheck:
     def _listen(self) -> tuple[str, "_EchoServer"]:
         """Return the host name of this machine, and a server that listens there.
 
-        The first host on whose address this machine can listen is this machine.
+        This machine is the first host in the list whose address this process can listen on.
         """
         why = "none of them is this machine"
         for host, address in self._addresses.items():
@@ -332,8 +332,8 @@ class PeerCheck:
         raise ConfigError(f"--peers is {','.join(self._addresses)!r}; {why}")
 
     def _measure(self, host: str) -> tuple[Finding, bytes]:
-        """Connect to a host. Return the finding and the name of the check there, or b"" if it is not
-        reached."""
+        """Connect to a host. Return the finding and the name of the check on that host, b"" if
+        unreachable."""
         try:
             with socket.create_connection((self._addresses[host], self._port), _CONNECT) as line:
                 line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -353,7 +353,7 @@ class PeerCheck:
 
 
 class _EchoServer(socketserver.ThreadingTCPServer):
-    """Sends received bytes back, and collects in `came` the names of the checks that have connected."""
+    """Server that sends received bytes back, and collects the names of the checks that have connected."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -366,7 +366,7 @@ class _EchoServer(socketserver.ThreadingTCPServer):
 
 
 class _EchoHandler(socketserver.BaseRequestHandler):
-    """Serves one connection: exchanges the names of the checks, then sends single bytes back."""
+    """Handles one connection: exchanges the names of the checks, then sends single bytes back."""
 
     server: _EchoServer
 
@@ -384,7 +384,7 @@ def _read(line: socket.socket, size: int) -> bytes:
     """Read exactly `size` bytes.
 
     Raises:
-        OSError: The connection has ended before.
+        OSError: The connection ended before all bytes were read.
     """
     data = b""
     while len(data) < size:
@@ -396,7 +396,7 @@ def _read(line: socket.socket, size: int) -> bytes:
 
 
 def _echo(line: socket.socket) -> float:
-    """Return the seconds of one byte's round trip."""
+    """Send one byte, and return the seconds until it has come back."""
     started_at = time.perf_counter()
     line.sendall(b"?")
     _read(line, 1)

@@ -1,9 +1,10 @@
-"""Settings and files of `psfleet-launch --chaos`: what the launcher asks for, and what workers have pushed.
+"""Settings of `psfleet-launch --chaos` for workers and servers, and the files in which workers record their
+pushes.
 
-The launcher sets PSFLEET_CHAOS, which holds the faults to make and a folder. Each worker keeps a file in it
-with the first, last and last acknowledged push to each server. The launcher compares these files with what
-the servers have counted (`injection.py`). The launcher imports this module, so it loads neither NumPy nor the
-engine.
+The launcher sets the variable PSFLEET_CHAOS: the faults to inject, and a folder. Each worker writes a file
+in this folder with its first, last and last acknowledged push to each server. After the job the launcher
+compares the files with the counts of the servers (`injection.py`). This module imports neither NumPy nor
+psfleet.core.engine, because the launcher imports it.
 """
 
 import json
@@ -27,11 +28,11 @@ _HEADER = b"psfleet pushes 2".ljust(_SLOT.size, b"\0")
 
 @dataclass(frozen=True)
 class ChaosSettings:
-    """Settings of a job under chaos, as PSFLEET_CHAOS holds them in JSON.
+    """Settings of a job under chaos. The environment variable PSFLEET_CHAOS has them as JSON.
 
     Attributes:
-        folder: Folder of the audit's files. While it has a file `full.<server>`, that server's disk counts as
-            full.
+        folder: Folder for the audit files. While it has a file `full.<server>`, that server behaves as if
+            its disk were full.
         seed: Seed of the network faults.
         drop: Share of a worker's calls whose reply is lost (0 to 1).
         duplicate: Share of the calls that are sent twice.
@@ -69,11 +70,11 @@ class ChaosSettings:
 
 
 class AuditedRow(NamedTuple):
-    """Row of the audit's hidden table that counts the pushes of one incarnation to one server.
+    """Row of the hidden audit table. It counts the pushes of one worker process (incarnation) to one server.
 
     Attributes:
-        row: Id of the row. When the number of servers changes, later pushes are counted in other rows; this
-            row moves to its new server with its count.
+        row: Id of the row. When the number of servers changes, later pushes are counted in another row, and
+            this row moves to its new server with its count.
     """
 
     server: int
@@ -84,7 +85,7 @@ class AuditedRow(NamedTuple):
 
 @dataclass
 class AuditedPushes:
-    """Sequences of the first, the last and the last acknowledged push that one row counts."""
+    """Sequence numbers of the first, the last and the last acknowledged push that a row counts."""
 
     first: int = 0
     last: int = 0
@@ -92,10 +93,11 @@ class AuditedPushes:
 
 
 class AuditFile:
-    """A worker's record of its pushes, which stays correct when the process is killed at any moment.
+    """File in which a worker records its pushes. It stays correct if the process is killed at any moment.
 
-    The file is an array of fixed records, a header and one per row. Each change overwrites one record with a
-    single `pwrite`, which the kernel keeps even if the process dies right after it.
+    The file is a header and an array of records of fixed size, one for each row. Each change overwrites one
+    record with a single `pwrite`. The kernel keeps written data even if the process dies right after the
+    call.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -106,7 +108,8 @@ class AuditFile:
         self._lock = threading.Lock()
 
     def sent(self, row: AuditedRow, number: int) -> None:
-        """Record a push before it is sent. Afterwards would be too late: the process may die between."""
+        """Record a push that is about to be sent. Call it before sending, because the process may die
+        after."""
         with self._lock:
             slot, pushes = self._slot(row)
             pushes.first = pushes.first or number
@@ -114,7 +117,7 @@ class AuditFile:
             self._write(slot, row, pushes)
 
     def acknowledged(self, row: AuditedRow, number: int) -> None:
-        """Record that a push is acknowledged."""
+        """Record that a server has acknowledged a push. Takes the arguments of `sent`."""
         with self._lock:
             slot, pushes = self._slot(row)
             if pushes.first:
@@ -133,7 +136,7 @@ class AuditFile:
 
 
 def read_pushed(folder: Path) -> dict[AuditedRow, AuditedPushes]:
-    """Read the files of all workers in the folder."""
+    """Return the recorded pushes of all workers, from the files in the folder."""
     pushes: dict[AuditedRow, AuditedPushes] = {}
     for path in folder.glob("pushed.*"):
         whole = path.read_bytes()

@@ -1,7 +1,8 @@
-"""Program of a follower under `psfleet-launch --chaos`: checks each of its cuts and notes the result.
+"""Program of a follower under `psfleet-launch --chaos`: checks its copy of the tables after each update.
 
-A follower is a process that copies the tables of a running job, as a serving process does. The launcher
-starts this program beside the job, and report.py reads the lines.
+A follower is a process that copies the tables of a running job, as a serving process does. Each update
+brings it to a *cut*, a common point in the pushes of all workers. The launcher starts this program beside
+the job. It writes the result of each check as a line to a file, and report.py reads the files.
 """
 
 import hashlib
@@ -28,15 +29,16 @@ _RETRY = 0.1  # seconds until the next attempt if the job does not answer
 
 
 class AuditedFollower(Follower):
-    """Follower that checks whether each cut contains every push that was acknowledged before.
+    """Follower that checks that each cut contains all pushes that were acknowledged before.
 
-    It reads the workers' audit files before it asks for changes, and compares them with the counts in the
-    cut that it gets. Pushes that are acknowledged in between may be in the cut or not. While the folder has
-    a file `cut.<number>`, all its calls fail, as if the network were cut.
+    The follower reads the workers' audit files, then requests an update, then compares the files with the
+    counts in the updated audit tables. (Pushes that are acknowledged in between may be in the cut or not.)
+    While the folder has a file `cut.<number>`, all calls of the follower fail, as if its network were cut.
 
     Args:
         job: Folder of the job.
-        folder: Folder of the audit files. Results go there too: a line for each cut in `cuts.<number>.<pid>`.
+        folder: Folder of the audit files. Results are written there too, a line for each cut, to the file
+            `cuts.<number>.<pid>`.
         number: Number of the follower.
     """
 
@@ -65,8 +67,7 @@ class AuditedFollower(Follower):
             raise ServerUnavailable("the network of this follower is cut")
 
     def _count_returns(self) -> int:
-        """Return the number of times that the job went back to a snapshot, which undoes acknowledged
-        pushes."""
+        """Return how often the job has gone back to a snapshot. Going back undoes acknowledged pushes."""
         return len(list(self._folder.glob("generation-*")))
 
     def _note(self) -> None:
@@ -81,7 +82,8 @@ class AuditedFollower(Follower):
             lines.write(f"{json.dumps(line)}\n")
 
     def _missing(self, key: AuditedRow) -> str:
-        """Describe the acknowledged pushes of an incarnation that the cut lacks. Empty if it has all."""
+        """Describe the acknowledged pushes of an incarnation that the cut lacks, or return "" if it has
+        all."""
         pushes, table = self._pushed[key], count_table(key.worker)
         needed = pushes.acknowledged - pushes.first + 1 if pushes.acknowledged else 0
         count = 0
@@ -95,8 +97,8 @@ class AuditedFollower(Follower):
         )
 
     def _digests(self) -> dict[str, str]:
-        """Return the SHA-256 of the weights of each table, without rows that still have their initial
-        values."""
+        """Return the SHA-256 of each table's weights. Rows that still have their initial values are left
+        out."""
         specs = self.specs().values()
         return {spec.name: self._digest(spec) for spec in specs if not spec.name.startswith(OWN)}
 

@@ -1,9 +1,9 @@
 """Schedule of the faults of `psfleet-launch --chaos SEED`: kills, pauses, full disks, lost machines, scaling.
 
-`schedule` yields an endless sequence of faults that follows from the seed. It contains only faults that the
-job's settings promise to survive, such as the death of a server with a log or a standby. ChaosSchedule
-turns the faults that are due into signals. Neither has a clock or touches a process: the job runner does
-that, in the launcher's main thread.
+`schedule` yields an endless sequence of faults that depends only on the seed and the job's settings. It
+contains only faults that the job promises to survive, such as the death of a server with a log or a
+standby. ChaosSchedule returns the faults that are due at a given time. Neither reads a clock or touches a
+process. The job runner does both, in the launcher's main thread.
 """
 
 import random
@@ -39,14 +39,18 @@ class ProcessFault:
     """Planned fault of a worker, a server, a machine or the number of servers.
 
     Attributes:
-        at: Time of the fault, in seconds of the schedule since training began.
-        kind: Kind of the fault. "kill" is `kill -9`. "pause" is SIGSTOP, then SIGCONT. "hang" is a pause so
-            long that the process is given up. "full" leaves no room for a server's log. "lose" ends a
-            machine with all its processes. "scale" asks for another number of servers.
-        member: Worker or server. The fault hits the process that serves it at that time.
-        seconds: Duration of the fault, 0 for faults without one.
-        standby: True if the fault hits the standby of the server.
-        servers: Number of servers that "scale" asks for.
+        at: Time of the fault, in seconds of the schedule's clock since training began.
+        kind: Kind of the fault:
+            "kill": SIGKILL.
+            "pause": SIGSTOP, then SIGCONT.
+            "hang": A pause so long that the launcher kills the process.
+            "full": A server behaves as if its disk were full.
+            "lose": A machine is lost with all its processes.
+            "scale": The number of servers changes.
+        member: Worker or server. The fault affects the process that serves this member at that time.
+        seconds: Duration of the fault, or 0 for faults without a duration.
+        standby: True if the fault affects the standby of the server.
+        servers: New number of servers for "scale".
     """
 
     at: float
@@ -83,19 +87,21 @@ def schedule(
 ) -> Iterator[ProcessFault]:
     """Yield faults without end, in order of time. The same seed and request give the same faults.
 
+    Only faults that the job's settings promise to survive are chosen:
+
     - Servers are killed if they have a log or a standby, or if the job can go back to a snapshot.
-    - Servers and standbys hang if hung processes are killed.
-    - Workers are killed as often as they are restarted.
-    - Disks are full if workers are restarted, since a full disk ends the workers that push.
-    - Machines are lost if standbys and restarts of workers cover it, until two machines are left.
-    - The number of servers changes with `scales`.
+    - Servers and standbys hang if the launcher kills hung processes.
+    - Workers are killed at most as often as the launcher restarts them.
+    - Disks are full only if workers are restarted, because workers fail when they push to a full disk.
+    - Machines are lost if the job has standbys and enough restarts of workers, until two machines are left.
+    - The number of servers changes if `scales` is True.
 
     Args:
         seed: Seed of the faults.
         request: Job under chaos.
-        pace: Mean seconds between two faults; each time is 0.5 to 1.5 times as long.
+        pace: Mean number of seconds between two faults. The actual times are 0.5 to 1.5 times as long.
         machines: Number of machines of the job.
-        scales: True if the job can have another number of servers.
+        scales: True if the number of servers can change.
     """
     dice, cover = random.Random(seed), _Cover.of(request, machines, scales)
     at, servers = _FIRST, request.servers
@@ -109,20 +115,21 @@ def schedule(
             servers = dice.choice([n for n in range(1, cover.most + 1) if n != servers])
             fault = replace(fault, servers=servers)
         yield fault
-        # A job that goes back starts all its processes again, which takes longer than other recoveries.
+        # A job that goes back to a snapshot restarts all its processes, which takes longer than other
+        # recoveries.
         recovery_time = 10.0 if request.durability == "snapshot" and not request.replicas else 0.0
         at += pace * dice.uniform(0.5, 1.5) + recovery_time
 
 
 @dataclass
 class _Cover:
-    """Budget of faults that a job's settings still cover.
+    """Remaining faults of each kind that a job's settings promise to survive.
 
     Attributes:
         request: Job under chaos.
         restarts: Remaining restarts of workers.
         machines: Number of machines that may still be lost.
-        returns: Remaining returns to the last snapshot.
+        returns: Number of times that the job may still go back to its last snapshot.
         most: Maximum number of servers.
     """
 
@@ -140,7 +147,8 @@ class _Cover:
         return cls(request, request.worker_restarts, spare, returns, most)
 
     def kinds(self, dice: random.Random) -> list[tuple[Kind, Member]]:
-        """Return the faults that are covered now. A fault that is twice in the list is twice as likely."""
+        """Return the faults that the job survives now. A fault that is twice in the list is twice as
+        likely."""
         request = self.request
         servers = [Member("server", rank) for rank in range(self.most)]
         workers = [Member("worker", rank) for rank in range(request.workers)]
@@ -160,7 +168,7 @@ class _Cover:
         return faults
 
     def take(self, kind: Kind, member: Member) -> None:
-        """Reduce the budget by this fault."""
+        """Subtract this fault from the remaining faults."""
         if kind == "full":
             self.restarts -= 2
         elif kind == "lose":
@@ -185,7 +193,7 @@ def _lasting(kind: Kind, dice: random.Random, request: JobRequest) -> float:
 
 
 def _pause(dice: random.Random, request: JobRequest) -> float:
-    """Return seconds of a pause that is too short to count as a death or a hang."""
+    """Return the duration of a pause that is too short for the launcher to treat it as a death or a hang."""
     longest = min(_PAUSE[1], request.dead_after / 4) if request.dead_after else _PAUSE[1]
     if request.watches:
         longest = min(longest, request.hung_after / 4)
@@ -194,14 +202,14 @@ def _pause(dice: random.Random, request: JobRequest) -> float:
 
 @dataclass(frozen=True)
 class FaultSignal:
-    """Fault that is due, for the job runner to carry out.
+    """Fault that is due now. The job runner carries it out.
 
     Attributes:
         member: Process to signal.
-        signal: Number of the signal, or 0 for none.
+        signal: Number of the signal, or 0 for no signal.
         text: Line for the user, or "".
-        takes_machine: True to end the whole machine of the process.
-        servers: Number of servers to ask the job for, or 0. There is no signal then.
+        takes_machine: True to kill everything on the machine of the process.
+        servers: Number of servers to request, or 0 to request none.
     """
 
     member: Member
@@ -213,18 +221,18 @@ class FaultSignal:
 
 @dataclass
 class ChaosSchedule:
-    """Faults of one job. With `is_calm` the job has an audit but no faults, for comparison.
+    """Faults of one job, and the settings of its processes for the audit.
 
     Attributes:
         seed: Seed of the faults.
         request: Job under chaos.
         folder: Existing folder for the processes' audit files.
-        is_calm: True for the run without faults.
-        pace: Mean seconds between two faults.
+        is_calm: True for a run with the audit but without faults, for comparison.
+        pace: Mean number of seconds between two faults.
         done: Faults so far.
         followed: Faults of followers, in the form that `said` returns.
-        generations: Number of times that the job has gone back. Each time the audit files are put aside.
-        machines: Number of machines of the job. Set before it begins.
+        generations: Number of times that the job has gone back to a snapshot.
+        machines: Number of machines of the job. Set before the job begins.
         scales: True if the number of servers can change. Set before the job begins.
         moves: Number of times that the number of servers has changed.
     """
@@ -247,8 +255,8 @@ class ChaosSchedule:
         # Time of the end, fault and victim of each fault that has a duration.
         self._endings: list[tuple[float, ProcessFault, Member]] = []
         self._struck: set[Member] = set()  # killed, or stopped and not continued yet
-        # Server whose machine is being lost. The schedule waits for its exit: until then it does not know
-        # which other processes run on that machine, and could hit their partners.
+        # Server whose machine is being lost. The schedule waits until the server has ended. Until then it
+        # does not know which other processes ran on that machine, and a fault might kill their partners.
         self._losing: Member | None = None
 
     @property
@@ -270,17 +278,18 @@ class ChaosSchedule:
     ) -> list[FaultSignal]:
         """Return the faults to inject at time `at`.
 
-        Of a server and its standby only one is hit at a time, and only if both are up.
+        Of a server and its standby, only one is affected at a time, and only while both are running.
 
         Args:
             at: Present time, in seconds of any clock.
-            living: Processes that run. Servers count only when they answer: a server that is killed before it
-                has recovered, again and again, would never recover. (Tests kill servers during recovery.)
-            trains: True in the phase of training, when faults may begin.
+            living: Running processes. A server must not be included before it answers calls. Otherwise it
+                might be killed during each recovery and never recover. (Other tests kill servers during
+                recovery.)
+            trains: True while the job trains. Faults begin only then.
             standbys: Standbys of the job, with the present primaries, or None without standbys.
-            moving: True while a request for another number of servers is under way.
-            whole: False while a server starts. The time of the schedule then runs slowly, so that a slow
-                machine does not get many more faults than a fast one for the same work.
+            moving: True while a change of the number of servers is under way.
+            whole: False while a server is starting. The schedule's clock then runs slowly, so that a slow
+                machine does not get many more faults than a fast machine for the same work.
         """
         if self.is_calm:
             return []
@@ -308,8 +317,7 @@ class ChaosSchedule:
         return strikes
 
     def went_back(self) -> None:
-        """Put the audit files aside, since the job starts again from a snapshot and later pushes are
-        undone."""
+        """Set the audit files aside, because the job goes back to a snapshot, which undoes later pushes."""
         self.generations += 1
         aside = self.folder / f"generation-{self.generations}"
         aside.mkdir()
@@ -319,15 +327,13 @@ class ChaosSchedule:
         self._struck.clear()
 
     def follow(self, step: ScalingStep) -> None:
-        """Note a step of a request for another number of servers."""
+        """Record a step of a change of the number of servers."""
         self.moves += step.servers is not None
-        for (
-            member
-        ) in step.start:  # an earlier server of this rank has said what it held when it left
+        for member in step.start:  # written by an earlier server of this rank
             (self.folder / f"held.{member.rank}.json").unlink(missing_ok=True)
 
     def said(self) -> list[dict[str, Any]]:
-        """Return the injected faults, for a report."""
+        """Return the injected faults for the report, as JSON objects."""
         faults = [
             {"at": fault.at, "kind": fault.kind, "member": fault.target, "seconds": fault.seconds}
             for fault in self.done
@@ -335,9 +341,9 @@ class ChaosSchedule:
         return sorted(faults + self.followed, key=lambda fault: fault["at"])
 
     def _has_left(self, fault: ProcessFault) -> bool:
-        """Return whether the fleet may end before a fault takes effect, so that it would test nothing.
+        """Return whether the fleet may end before the fault has been detected and repaired.
 
-        A worker or server may not be back in time, and a hang may not be detected in time.
+        Such a fault would test nothing: the process would not be back in time, or the hang not be detected.
         """
         leavers = len([*self.folder.glob("left.*")])
         if fault.kind in ("hang", "lose", "scale"):
@@ -376,7 +382,7 @@ class ChaosSchedule:
 
 
 def _victim(fault: ProcessFault, standbys: Standbys | None, whole: set[Member]) -> Member | None:
-    """Return the process that the fault is for, or None if that process or its partner is not up."""
+    """Return the process to inject the fault into, or None if that process or its partner is not running."""
     rank = fault.member.rank
     has_pair = standbys is not None and fault.member.role == "server" and rank in standbys.primary
     if standbys is None or not has_pair or fault.kind == "scale":  # a new server has no standby yet
@@ -390,7 +396,7 @@ def _victim(fault: ProcessFault, standbys: Standbys | None, whole: set[Member]) 
 
 
 def _are_all_up(standbys: Standbys, whole: set[Member]) -> bool:
-    """Return whether every server and its standby are up, as each machine may run servers and standbys."""
+    """Return whether every server and every standby is running. Losing a machine may affect any of them."""
     heirs = set(standbys.standby.values())
     return (
         len(heirs) == len(standbys.primary)

@@ -1,7 +1,8 @@
-"""Starts followers of a job under chaos, and kills, pauses and cuts them off as the job's seed says.
+"""Starts followers of a job under chaos, and kills, pauses and cuts them off at times that depend on the
+seed.
 
 The launcher's job runner calls `FollowerProcesses` in its loop. Each follower runs audited_follower.py,
-which writes what it finds to files; report.py reads them here with `noted_cuts`.
+which writes the results of its checks to files. report.py reads the files with `noted_cuts`.
 """
 
 import json
@@ -24,12 +25,12 @@ _WORDS = {"kill": "is killed", "pause": "is paused", "cut": "is cut off from the
 
 @dataclass(frozen=True)
 class NotedCut:
-    """Result of a follower's checks of one cut.
+    """Result of a follower's check of one cut, its copy of the tables at one point of training.
 
     Attributes:
         round: Round of the cut, or None in a mode without rounds.
         tables: SHA-256 of the weights of each table, if the mode has rounds.
-        wrong: Sentences on what the cut lacks.
+        wrong: Errors, as sentences: acknowledged pushes that the cut lacks.
     """
 
     round: int | None
@@ -38,16 +39,16 @@ class NotedCut:
 
 
 def noted_cuts(folder: Path) -> Iterator[NotedCut]:
-    """Yield the noted cuts of all followers."""
+    """Yield the results that all followers have written to a folder."""
     for path in sorted(folder.glob("cuts.*")):
-        # Without the text after the last newline: a killed follower may have written half a line.
+        # Ignore the text after the last newline: a killed follower may have written part of a line.
         for line in path.read_text().split("\n")[:-1]:
             note = json.loads(line)
             yield NotedCut(note["round"], note["tables"], tuple(note["wrong"]))
 
 
 class FollowerProcesses:
-    """Processes of followers on the launcher's machine. A process that has ended is started again.
+    """Processes of followers on the launcher's machine. A process that has ended is restarted.
 
     Args:
         chaos: Faults of the job. Faults of followers are added to them.
@@ -63,9 +64,9 @@ class FollowerProcesses:
         self._endings: dict[int, float] = {}  # end of each follower's pause or cut of the network
 
     def due(self, at: float) -> list[str]:
-        """Start missing followers and carry out what is due at time `at`; return lines for the user.
+        """Start missing followers and inject faults that are due at time `at`. Return lines for the user.
 
-        Called while the job trains.
+        Called repeatedly while the job trains.
         """
         for number in range(self._count):
             process = self._processes.get(number)
@@ -109,9 +110,9 @@ class FollowerProcesses:
         return [f"chaos: follower {number} {_WORDS[kind]}"]
 
     def _has_cut(self, number: int) -> bool:
-        """Return whether the follower's present process has had a cut.
+        """Return whether the follower's present process has completed an update.
 
-        A process without one is spared: if each were killed before its first cut, no follower would get one.
+        A process without one is not killed. Otherwise each process might be killed before its first update.
         """
         return (self._chaos.folder / f"cuts.{number}.{self._processes[number].pid}").exists()
 

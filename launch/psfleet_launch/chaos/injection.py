@@ -1,12 +1,12 @@
 """Faults and audit inside the workers and servers of a job under `psfleet-launch --chaos`.
 
-These programs load this module with `psfleet.core.base.faults.chaos`, which no other job does.
+Workers and servers load this module with `psfleet.core.base.faults.chaos`, only in jobs with --chaos.
 
-The audit checks that each acknowledged push was applied exactly once, without trusting psfleet's sequences.
-With every push a worker adds 1 to a row of a hidden table, one row on each server. A server that ends in
-order writes its counts to a file, and the launcher compares them with the workers' records (`audit.py`). When
-the number of servers changes, a worker continues in new rows; the old rows move to their new servers with
-their counts.
+The audit checks that each acknowledged push was applied exactly once. It does not rely on the sequence
+numbers with which psfleet itself detects repeated pushes. Each worker has a hidden table with one row on
+each server. Every push also adds 1 to these rows. A server that ends regularly writes its counts to a file,
+and the launcher compares the counts with the workers' records (`audit.py`). When the number of servers
+changes, workers continue with new rows, and the old rows move to their new servers with their counts.
 """
 
 import errno
@@ -45,7 +45,7 @@ class FaultInjector:
     """Wraps a worker's calls to the servers: injects faults and records pushes.
 
     Args:
-        worker: Rank of the worker. The faults follow from it and from the job's seed.
+        worker: Rank of the worker. The faults depend on the rank and on the job's seed.
 
     Attributes:
         audit: Hidden table of this worker.
@@ -61,14 +61,14 @@ class FaultInjector:
         self._left = Path(settings.folder) / f"left.{worker}"
 
     def __call__(self, server: int, send: Send) -> Send:
-        """Return a `send` for one server that makes faults and records pushes."""
+        """Return a function that calls one server like `send`, but injects faults and records pushes."""
         faulty_send = self._faults(server, send)
 
         def noted(method: str, request: bytes, seconds: float) -> bytes:
             if self._dice.random() < self._settings.delay:
                 time.sleep(self._dice.random() * _LONGEST_DELAY)
             if method == "Shard/Leave" and not LeaveRequest.FromString(request).rest:
-                self._left.touch()  # a process that dies after this has no seat to return to
+                self._left.touch()  # a worker that has left is not restarted
             if not method.startswith("Shard/P") and method != "Shard/Exchange":
                 return faulty_send(method, request, seconds)
             header = frame.decode(request)[0]
@@ -78,7 +78,7 @@ class FaultInjector:
             reply = faulty_send(method, request, seconds)
             sequence = header.sequence if pushes else header.commit
             is_held = method == "Shard/Push" and frame.decode(reply)[0].outcome == OUTCOME_HELD
-            if sequence and not is_held:  # the pull that commits a held push acknowledges it
+            if sequence and not is_held:  # a later pull commits and acknowledges a held push
                 self._audited.acknowledged(row, sequence)
             return reply
 
@@ -86,13 +86,13 @@ class FaultInjector:
 
 
 class DiskFullFault:
-    """Fault of a server whose disk counts as full while the launcher keeps a file that says so."""
+    """Simulated full disk of a server. The disk is full while the file `full.<server>` exists."""
 
     def __init__(self, server: int) -> None:
         self._mark = Path(_settings().folder) / f"full.{server}"
 
     def check(self) -> None:
-        """Raise the OSError that a write to a full disk raises, if the disk counts as full."""
+        """Raise the OSError of a write to a full disk, if the file exists."""
         if self._mark.exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -118,12 +118,12 @@ class PushAudit:
         self._ids = count_rows(0, 0, 1)
 
     def begin_incarnation(self, incarnation: int, servers: int) -> None:
-        """Start new rows for an incarnation."""
+        """Start to count in new rows, for a new incarnation (process) of the worker."""
         self._incarnation, self._period = incarnation, 0
         self._ids = count_rows(incarnation, 0, servers)
 
     def move_to(self, servers: int) -> None:
-        """Start new rows after a change of the number of servers. No push may be under way."""
+        """Start to count in new rows, after a change of the number of servers. No push may be outstanding."""
         self._period += 1
         self._ids = count_rows(self._incarnation, self._period, servers)
 
@@ -135,8 +135,8 @@ class PushAudit:
         """Return the gradient that adds 1 to each row.
 
         Args:
-            adds_deltas: True in a mode whose servers add what is pushed; else they subtract it, as SGD at
-                rate 1.
+            adds_deltas: True in a mode whose servers add pushed values. Otherwise servers subtract them, as
+                SGD with rate 1 does.
         """
         value = 1 if adds_deltas else -1
         values = np.full((len(self._ids), 1), value, np.float32)
@@ -149,14 +149,14 @@ def count_table(worker: int) -> str:
 
 
 def count_rows(incarnation: int, period: int, servers: int) -> NDArray[np.int64]:
-    """Return one row per server, int64 [servers], for an incarnation.
+    """Return an id of a row on each server, int64 [servers], for the counts of an incarnation.
 
-    An id is (incarnation * 2^16 + period) * 2^16 + i. Ids with i = 0, 1, 2, ... spread over the servers by
-    their hash; the first id that falls on each server is the row.
+    Ids have the form (incarnation * 2^16 + period) * 2^16 + i. The hash of an id determines its server. For
+    each server the result has the first of the ids with i = 0, 1, 2, ... that belongs to the server.
 
     Args:
         incarnation: Number of the incarnation.
-        period: Number of changes of the number of servers that it has seen.
+        period: Number of times that the number of servers has changed during the incarnation.
         servers: Number of servers.
     """
     ids = (incarnation * _PERIODS + period) * _ROWS + np.arange(_ROWS, dtype=np.int64)
@@ -165,27 +165,27 @@ def count_rows(incarnation: int, period: int, servers: int) -> NDArray[np.int64]
 
 
 def owners(rows: NDArray[np.int64], servers: int) -> NDArray[np.uint32]:
-    """Return the server of each of these rows."""
+    """Return the number of the server that has each row, given ids of rows."""
     owner: NDArray[np.uint32] = routes(servers)[virtual_shards(rows)]
     return owner
 
 
 def counted_in(row: int) -> tuple[int, int]:
-    """Return the incarnation and period of a row, as in `count_rows`."""
+    """Return the incarnation and the period of a row's id, as in `count_rows`."""
     incarnation, period = divmod(row // _ROWS, _PERIODS)
     return incarnation, period
 
 
 def write_held_tables(shard: "Shard") -> None:
-    """Write `held.<server>.json` at the end of a server.
+    """Write the final state of a server to `held.<server>.json`, for the checks after the job.
 
-    The file holds the mode, for each worker the counts of the audit's rows, and for each other table
+    The file has the mode, for each worker the counts of the audit's rows, and for each other table
 
     - `step`: number of its updates,
     - `rows`: number of ids or weights on this server,
-    - `sum`: sum of hashes, one for each id with its weights and optimizer state, modulo 2^64.
+    - `sum`: sum over the rows of a hash of the id, the weights and the optimizer state, modulo 2^64.
 
-    The sums of all servers add up to the same number, however the rows are spread over them.
+    The total of `sum` over all servers does not depend on the distribution of the rows.
     """
     audit = {
         str(worker): {str(row): count for row, count in rows.items()}
@@ -201,7 +201,7 @@ def write_held_tables(shard: "Shard") -> None:
 
 
 def audited(shard: "Shard") -> dict[int, dict[int, int]]:
-    """Return the counts of the audit's rows on this server: for each worker, pushes by row."""
+    """Return the audit's counts on this server: for each worker, the number of pushes by row."""
     counts: dict[int, dict[int, int]] = {}
     tables: Any = shard.tables
     for table in tables.values():

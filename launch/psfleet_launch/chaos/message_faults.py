@@ -1,6 +1,7 @@
-"""Lost replies and repeated requests between a worker and its servers, by seed.
+"""Lost replies and repeated requests between a worker and its servers, chosen by a seed.
 
-`psfleet-launch --chaos` injects them into workers, and tests of exactly-once pushes use them alone.
+`psfleet-launch --chaos` injects them into workers. Tests of exactly-once pushes use this class without a
+launcher.
 """
 
 import contextlib
@@ -14,12 +15,12 @@ from psfleet.core.base.faults import Send
 class MessageFaults:
     """Loses replies and repeats requests. Pass it to a ClusterRuntime as `inject_faults`.
 
-    A lost reply is the hard case: the server has done the work and the worker does not know. A repeated
-    request has the same bytes, or for pushes, pulls and exchanges those of the previous request, as a slow
-    network would deliver it late.
+    When a reply is lost, the server has done the work and the worker does not know it. A repeated request
+    is sent right after the original. For pushes, pulls and exchanges it is the previous request, which
+    simulates a network that delivers a message late.
 
     Args:
-        seed: Seed of the faults. The same calls to a server then have the same faults.
+        seed: Seed of the faults. With the same seed, the same calls to a server have the same faults.
         drop: Share of replies that are lost (0 to 1).
         duplicate: Share of calls that are followed by a repeated request (0 to 1).
 
@@ -37,7 +38,7 @@ class MessageFaults:
         self._lock = threading.Lock()
 
     def __call__(self, server: int, send: Send) -> Send:
-        """Return a `send` for one server that injects faults into the given one."""
+        """Return a function that calls one server like `send`, but injects faults."""
         dice = random.Random(f"{self.seed}/{server}")
         before: dict[str, bytes] = {}
 

@@ -1,7 +1,7 @@
-"""Checks after a job under chaos which promises of docs/chaos.md it kept, with the evidence for each.
+"""Checks, after a job under chaos, the promises of docs/chaos.md.
 
-The launcher calls `findings` when the job has ended, and `show` prints the result. The evidence is what the
-processes left behind: audit files, logs, snapshots, and anything that should be gone.
+The launcher calls `findings` when the job has ended, and `show` prints the results. The checks read audit
+files, logs and snapshots, and look for processes, files and shared memory that should be gone.
 """
 
 import gc
@@ -33,7 +33,7 @@ _VERDICTS = {True: "kept", False: "BROKEN", None: "not tried"}
 
 @dataclass(frozen=True)
 class PromiseResult:
-    """Result of one promise. `kept` is None if this job could not test the promise."""
+    """Result of the check of one promise. `kept` is None if this job could not test the promise."""
 
     promise: str
     kept: bool | None
@@ -42,14 +42,15 @@ class PromiseResult:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """Resources that a job could leave behind."""
+    """File descriptors and shared memory that a job might leave behind."""
 
     descriptors: frozenset[str]
     memory: frozenset[str]
 
     @classmethod
     def now(cls) -> "Leftovers":
-        """Return the descriptors of this process, and psfleet's shared memory on this machine."""
+        """Return the present file descriptors of this process, and psfleet's shared memory on this
+        machine."""
         shared = Path("/dev/shm")
         names = [path.name for path in shared.iterdir()] if shared.is_dir() else []
         return cls(
@@ -60,15 +61,15 @@ class Leftovers:
 
 @dataclass(frozen=True)
 class FinishedJob:
-    """A job that has ended.
+    """A job that has ended, and where to find its files.
 
     Attributes:
         code: Exit code of the job.
-        left: Processes of the job that were still running at its end.
+        left: Processes of the job that were still running after its end.
         audit: Folder of the processes' audit files.
         logs: Folder of the logs.
         snapshots: Folder or URL of the snapshots.
-        private: Folder of the sockets, which should be gone.
+        private: Private folder of the job's sockets. It should be gone.
         before: Resources that existed before the job.
         began: Number of servers at the start of the job.
         moves: Number of times that the number of servers has changed.
@@ -91,7 +92,10 @@ class FinishedJob:
 
     @property
     def held(self) -> dict[int, dict[str, Any]]:
-        """State of each server that ended in order, without servers that left before the end."""
+        """Final state of each server that ended regularly (`held.<server>.json`), by the server's number.
+
+        Servers that were removed before the end of the job are left out.
+        """
         states, kinds = {}, {"mode": str, "audit": dict, "tables": dict}
         for server in range(self.servers):
             path = self.audit / f"held.{server}.json"
@@ -106,7 +110,8 @@ def findings(run: FinishedJob, plain: FinishedJob | None) -> list[PromiseResult]
 
     Args:
         run: The job under chaos.
-        plain: The same job without faults, or None in other modes than sync, which promise no bits.
+        plain: The same job without faults. None in modes other than sync, which do not promise identical
+            bits.
     """
     return [
         _bits(run, plain),
@@ -121,7 +126,10 @@ def findings(run: FinishedJob, plain: FinishedJob | None) -> list[PromiseResult]
 
 
 def followed(run: FinishedJob, plain: FinishedJob | None) -> PromiseResult:
-    """Check that the cuts of followers have all acknowledged pushes, and in sync mode the bits of `plain`."""
+    """Check that followers always had all acknowledged pushes.
+
+    In sync mode also check that their weights are bit-identical to those in the job without faults.
+    """
     promise = "8 a follower's cut equals the trainer"
     cuts = [*noted_cuts(run.audit)]
     if not cuts:
@@ -144,10 +152,10 @@ def followed(run: FinishedJob, plain: FinishedJob | None) -> PromiseResult:
 
 
 def _differs(cut: NotedCut, expected: Mapping[int, Mapping[str, str]]) -> bool:
-    """Return whether a table has other weights than in the run without faults, or is missing.
+    """Return whether a table of the cut is missing, or has other weights than in the run without faults.
 
-    A table is created between two rounds, earlier or later in each run. So a table that only one of the
-    cuts has may be new; it is missing only if the run without faults had it at an earlier round.
+    A table may be created a round earlier or later in another run. So a table that the cut lacks is missing
+    only if the run without faults had it already in an earlier round.
     """
     assert cut.round is not None
     expected_digests = expected[cut.round]
@@ -174,7 +182,8 @@ def _bits(run: FinishedJob, plain: FinishedJob | None) -> PromiseResult:
 
 
 def _tables(run: FinishedJob) -> dict[str, tuple[int, int, int]]:
-    """Return for each table its updates, its rows on all servers, and the sum of their hashes."""
+    """Return, for each table, its number of updates, its number of rows on all servers, and their total
+    hash."""
     parts: dict[str, list[dict[str, int]]] = defaultdict(list)
     for state in run.held.values():
         for name, part in state["tables"].items():
@@ -190,8 +199,10 @@ def _tables(run: FinishedJob) -> dict[str, tuple[int, int, int]]:
 
 
 def _unknown(promise: str, run: FinishedJob) -> PromiseResult:
-    """Return the result for servers without a final state. One that is killed when all workers have left is
-    not started again; any other that dies for good ends the job with an error.
+    """Return the result for a job in which some servers have no final state.
+
+    This happens if a server is killed after all workers have left, because it is not restarted then. Any
+    other server that is not restarted ends the job with an error.
     """
     evidence = f"{len(run.held)} of {run.servers} servers ended in order"
     if run.code:
@@ -204,10 +215,10 @@ def _once(run: FinishedJob) -> PromiseResult:
     pushes = read_pushed(run.audit)
     if len(run.held) < run.servers:
         return _unknown(promise, run)
-    # A row of the audit starts at 0, each applied push adds 1, and the sequences of a worker's pushes have no
-    # gaps. So the count must lie between the acknowledged and the sent pushes of that row: a push may have
-    # taken effect although its reply was lost, but not twice. Rows are summed over all servers, since a row
-    # that was copied to a second server must not count twice either.
+    # A row of the audit starts at 0, each applied push adds 1, and the sequence numbers of a worker's
+    # pushes have no gaps. So the count must be at least the number of acknowledged pushes and at most the
+    # number of sent pushes of the row. (A push may be applied although its reply was lost.) Counts are
+    # added over all servers, to find rows that were copied to a second server and exist twice.
     counts: Counter[tuple[int, int]] = Counter()
     for _, worker, row, count in _counted(run):
         counts[worker, row] += count
@@ -227,7 +238,7 @@ def _once(run: FinishedJob) -> PromiseResult:
 
 
 def _counted(run: FinishedJob) -> Iterator[tuple[int, int, int, int]]:
-    """Yield server, worker and row of each count of the audit, and the count."""
+    """Yield (server, worker, row, count) for each row of the audit."""
     for server, state in run.held.items():
         for worker, rows in state["audit"].items():
             for row, count in rows.items():
@@ -237,7 +248,7 @@ def _counted(run: FinishedJob) -> Iterator[tuple[int, int, int, int]]:
 def _miscounted(
     counts: Mapping[tuple[int, int], int], key: AuditedRow, pushes: AuditedPushes
 ) -> str:
-    """Describe an error in the count of one incarnation on one server. Empty if the count is right."""
+    """Describe an error in the count of an incarnation on a server, or return "" if the count is right."""
     count = counts.get((key.worker, key.row), 0)
     acknowledged = pushes.acknowledged - pushes.first + 1 if pushes.acknowledged else 0
     sent = pushes.last - pushes.first + 1
@@ -298,7 +309,7 @@ def _logs(run: FinishedJob) -> PromiseResult:
 
 
 def _present_logs(run: FinishedJob) -> Iterator[Path]:
-    """Yield the first file of each server's log since the last move. Older logs no longer count."""
+    """Yield the first file of each server's log since the number of servers last changed."""
     generation = read_scaled(run.logs).generation
     name = re.compile(
         rf"(server\.(\d+){f'.move{generation}' if generation else ''})(\.\d{{6,}})?\.log"
@@ -328,7 +339,10 @@ def _cuts(run: FinishedJob) -> list[PromiseResult]:
 
 
 def _torn(path: str) -> list[str]:
-    """Describe the workers whose present incarnation has unequal counts on the servers of a snapshot."""
+    """Describe the workers whose counts in a snapshot differ between the servers.
+
+    Only the last incarnation of each worker is compared.
+    """
     from psfleet.checkpoint import load_shard  # loads NumPy
     from psfleet.core.engine.shard.shard import Shard
     from psfleet_launch.chaos.injection import audited, counted_in
@@ -336,8 +350,9 @@ def _torn(path: str) -> list[str]:
     shard = Shard()
     load_shard(path, shard)
     differences = []
-    # Every push goes to all servers, so at one cut a worker's rows have the same count. Only the rows of its
-    # last incarnation and period are compared: an incarnation that died may have reached only some servers.
+    # Every push goes to all servers, so in a consistent snapshot a worker's rows have the same count. Only
+    # rows of the last incarnation and period are compared, because the last push of a dead incarnation may
+    # have reached only some servers.
     for worker, rows in audited(shard).items():
         present = max(map(counted_in, rows), default=None)
         counts = [count for row, count in rows.items() if counted_in(row) == present]
@@ -359,7 +374,8 @@ def _ended(run: FinishedJob) -> PromiseResult:
 
 
 def _descriptors_beyond(before: Leftovers) -> list[str]:
-    """Return the file descriptors that were not open before, after a wait for gRPC to close its own."""
+    """Return the file descriptors that were not open before. Waits first until gRPC has closed its
+    descriptors."""
     gc.collect()  # a call that its client has not ended keeps gRPC's server in a cycle
     deadline = time.monotonic() + _MOMENT
     while True:
@@ -370,7 +386,14 @@ def _descriptors_beyond(before: Leftovers) -> list[str]:
 
 
 def show(results: Sequence[PromiseResult], faults: Sequence[Any], to: Path, seed: int) -> bool:
-    """Print the findings and write them to a JSON file. Returns False if a promise is broken."""
+    """Print the results and write them to a JSON file. Return False if a promise is broken.
+
+    Args:
+        results: Results of `findings`.
+        faults: Injected faults.
+        to: Path of the JSON file.
+        seed: Seed of the job.
+    """
     kinds: dict[str, int] = {}
     for fault in faults:
         label = f"{fault['kind']} {fault['member'].split()[0]}"

@@ -1,1 +1,1 @@
-"""The commands that people type."""
+"""Commands of the command line: `psfleet-launch` and the subcommands of `psfleet`."""

@@ -1,7 +1,8 @@
-"""The commands `psfleet ckpt` and `psfleet log`: list, check, compare and convert snapshots and logs.
+"""The commands `psfleet ckpt` and `psfleet log`: list, check, compare and convert snapshots and logs of
+servers.
 
-Logs belong to the server program, which is started for them. Everything else is in `psfleet.checkpoint`, and
-these commands only print its results.
+`psfleet ckpt` calls `psfleet.checkpoint` and prints the results. `psfleet log` runs the server program,
+because only that program can read its logs and the launcher must not import it.
 """
 
 import json
@@ -25,9 +26,11 @@ def ckpt() -> None:
 @click.argument("path", default=".")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def list_snapshots(path: str, as_json: bool) -> int:
-    """Say what PATH is, a snapshot or a folder of some; exit code 1 if one cannot be opened.
+    """Describe the snapshot at PATH, or all snapshots in the folder PATH; exit code 1 if one cannot be
+    opened.
 
-    `verify` compares every byte with its checksum; here only lengths and the shapes of tensors are looked at.
+    Only the lengths of files and the shapes of tensors are checked. `verify` compares every byte with its
+    checksum.
     """
     from psfleet.checkpoint import MANIFEST, Snapshot
     from psfleet.core.base.errors import CheckpointError
@@ -64,7 +67,7 @@ def _line(folder: Path, manifest: Any) -> str:
 
 
 def _object(folder: Path, manifest: Any) -> str:
-    """Return the same as `_line` as JSON."""
+    """Return the description of a snapshot as JSON, with the same facts as `_line`."""
     cut = manifest.cut
     return json.dumps(
         {
@@ -88,7 +91,7 @@ def _pushes(cut: Any) -> int:
 @ckpt.command()
 @click.argument("path")
 def verify(path: str) -> int:
-    """Check every byte of the snapshot at PATH and of those that it builds on."""
+    """Check every byte of the snapshot at PATH and of the snapshots that it builds on."""
     from psfleet.checkpoint import Snapshot
 
     snapshot = Snapshot(path)
@@ -101,7 +104,7 @@ def verify(path: str) -> int:
 @click.argument("first")
 @click.argument("second")
 def diff(first: str, second: str) -> int:
-    """Say table by table what differs between two snapshots; exit code 1 if anything does."""
+    """Show the differences between two snapshots table by table; exit code 1 if there are any."""
     from psfleet.checkpoint import compare
 
     differences = compare(first, second)
@@ -124,7 +127,7 @@ def diff(first: str, second: str) -> int:
 @click.argument("target")
 @click.option("--servers", type=click.IntRange(1), required=True, help="Number of servers.")
 def reshard(path: str, target: str, servers: int) -> int:
-    """Write the snapshot at PATH to TARGET, in full, for other servers. Loading does not need this."""
+    """Write the full snapshot at PATH to TARGET for another number of servers. Loading does not need this."""
     from psfleet import checkpoint
 
     manifest = checkpoint.reshard(path, target, servers)
@@ -204,10 +207,10 @@ def _read_ids(file: Path) -> Any:
 def import_source(
     path: str, source: str, table: str, target: str, name: str, buckets: int, salt: str
 ) -> int:
-    """Rewrite the snapshot at PATH with the rows in SOURCE set in one of its tables.
+    """Write the snapshot at PATH again, with the rows of SOURCE in one of its tables.
 
     SOURCE is another snapshot, an export, arrays (npy, npz, safetensors, parquet), a tensor or state dict of
-    torch (pt), or a text of words and weights as of word2vec and GloVe (txt, vec).
+    torch (pt), or a text file of words and weights in the format of word2vec and GloVe (txt, vec).
     """
     from psfleet.checkpoint import import_rows, read_rows
 
@@ -257,7 +260,7 @@ def migrate(
     shapes: tuple[str, ...],
     yes: bool,
 ) -> int:
-    """Rewrite the snapshot at PATH for other features, after showing a plan."""
+    """Write the snapshot at PATH again for a changed set of features, after showing a plan."""
     from psfleet.checkpoint import plan_migration
     from psfleet.features import find_features
 
@@ -272,7 +275,7 @@ def migrate(
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """The table's name and the shape of `NAME=129x64`."""
+    """Return the name and the shape in `NAME=129x64`."""
     from psfleet.core.base.errors import ConfigError
 
     name, _, shape = text.rpartition("=")
@@ -305,7 +308,7 @@ def replay(path: str, snapshots: str, save: str) -> int:
 
 
 def _server_program(*words: str) -> int:
-    """Logs belong to the server program, which the launcher runs and does not import."""
+    """Run a command of the server program, and return its exit code."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "psfleet_server.durability.inspect_log", *words], check=False
     ).returncode

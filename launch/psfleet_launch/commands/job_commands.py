@@ -1,7 +1,7 @@
 """The commands about a launched job: jobs, stop, logs, report, top, mode and scale.
 
-They find a job by the folder of its logs. What they ask of a running job is a file in that folder, which the
-launcher or server 0 answers with another file; nothing connects to the servers.
+They find a job by the folder of its logs. A request to a running job is a file in that folder; the launcher
+or server 0 replies with another file. No command connects to the servers.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ _LOOK = 0.1  # seconds between two readings of a reply
 
 
 def job_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the argument JOB and the option --log-dir."""
+    """Decorator that gives a command the argument JOB and the option --log-dir."""
     where = click.option(
         "--log-dir",
         type=click.Path(path_type=Path),
@@ -59,10 +59,10 @@ def job_folder(log_dir: Path, job: str) -> Path:
 
 
 def recorded_job(log_dir: Path, job: str) -> Path:
-    """Return the folder of the logs of a job that has a history.
+    """Return the folder of a job's logs. The job must have a history file.
 
     Raises:
-        ConfigError: There is no such job, or an older psfleet has launched it.
+        ConfigError: There is no such job, or an older version of psfleet has launched it.
     """
     folder = job_folder(log_dir, job)
     if not (folder / HISTORY).is_file():
@@ -80,7 +80,7 @@ def recorded_job(log_dir: Path, job: str) -> Path:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def jobs(log_dir: Path, as_json: bool) -> int:
-    """List the jobs that have logs, with what became of them."""
+    """List the jobs that have logs, and show whether they are running or how they have ended."""
     for folder in sorted(log.parent for log in log_dir.glob("*/serverlog.0")):
         code = read_history(folder).code if (folder / HISTORY).is_file() else None
         state = (
@@ -94,7 +94,7 @@ def jobs(log_dir: Path, as_json: bool) -> int:
 @click.command()
 @job_argument
 def stop(log_dir: Path, job: str) -> int:
-    """End JOB as Ctrl-C in its terminal does, on the machine of its launcher."""
+    """End JOB like Ctrl-C in its terminal. Run it on the machine of the job's launcher."""
     launcher = claimed_by(job_folder(log_dir, job))
     if launcher is None:
         raise ConfigError(f"job {job!r} does not run on this machine; see psfleet jobs")
@@ -107,7 +107,7 @@ def stop(log_dir: Path, job: str) -> int:
 @job_argument
 @click.argument("member", default="worker.0")
 def logs(log_dir: Path, job: str, member: str) -> int:
-    """Print the output of a MEMBER of JOB, such as server.1; worker.0 if none is named."""
+    """Print the output of a MEMBER of JOB, such as server.1. The default is worker.0."""
     folder = job_folder(log_dir, job)
     role, _, rank = member.partition(".")
     file = folder / f"{role}log.{rank}"
@@ -129,8 +129,8 @@ def logs(log_dir: Path, job: str, member: str) -> int:
 def report(log_dir: Path, job: str, output: Path | None) -> int:
     """Write a report of JOB as one HTML file.
 
-    It shows the job's processes, curves, slow workers, deaths, takeovers and losses. The job may be running,
-    finished, or cut off by the death of its launcher.
+    It shows the job's processes, curves, slow workers, deaths, takeovers and losses. The job may be running
+    or finished, or its launcher may have been killed.
     """
     click.echo(str(write_report(recorded_job(log_dir, job), output)))
     return 0
@@ -143,8 +143,8 @@ def report(log_dir: Path, job: str, output: Path | None) -> int:
 def top(log_dir: Path, job: str, once: bool, as_json: bool) -> int:
     """Show the progress and the processes of JOB until it ends or Ctrl-C.
 
-    Without a terminal it is shown once. NO_COLOR turns colours off. A job with `--no-progress` and without
-    `--watch` has no figures.
+    Without a terminal the screen is printed once. NO_COLOR turns colours off. A job with `--no-progress`
+    and without `--watch` has no figures.
     """
     folder, console = recorded_job(log_dir, job), Console(highlight=False)
     view = _view(folder)
@@ -166,7 +166,8 @@ def top(log_dir: Path, job: str, once: bool, as_json: bool) -> int:
 
 
 def _view(folder: Path) -> JobView:
-    # In this order, a job that ends meanwhile still has its last lines in what is read.
+    # Check first whether the job runs, then read its history. If the job ends in between, the history is
+    # complete.
     is_running = is_claimed(folder)
     return view_of(read_history(folder), is_running)
 
@@ -195,7 +196,7 @@ MODE is {_forms()}. Barriers are fleet.barrier_worker() and the ends of fleet.sh
 )
 @click.argument("form", metavar="MODE[:NUMBER]")
 def mode(log_dir: Path, job: str, wait: float, form: str) -> int:
-    """Run `psfleet mode`; see _HELP."""
+    """Run `psfleet mode`. Its help text is _HELP."""
     part, folder = _part(form), job_folder(log_dir, job)
     _check_running(folder)
     number = _number(folder) + 1
@@ -221,10 +222,11 @@ def mode(log_dir: Path, job: str, wait: float, form: str) -> int:
     help="Seconds to wait until it has them; the request stays in force after that.",
 )
 def scale(log_dir: Path, job: str, servers: int, wait: float) -> int:
-    """Give the running JOB another number of servers at the next collective of its workers.
+    """Change the number of servers of the running JOB at the next collective of its workers.
 
-    Rows move between the servers while the workers wait there: at fleet.barrier_worker(), an all-reduce, or
-    the end of a fleet.shard loop. In sync mode training keeps its bits, and in no mode a push is lost.
+    Rows move between the servers while the workers wait for each other: at fleet.barrier_worker(), an
+    all-reduce, or the end of a fleet.shard loop. No push is lost, and in sync mode the results of training
+    stay bit-identical.
     """
     folder = job_folder(log_dir, job)
     _check_running(folder)
@@ -244,8 +246,8 @@ def scale(log_dir: Path, job: str, servers: int, wait: float) -> int:
 
 
 def _part(form: str) -> dict[str, str | int]:
-    """The settings of `ssp:4`, checked."""
-    from psfleet.core.runtime.strategy import Settings  # here: it loads NumPy
+    """Return the checked settings of a mode in the form `ssp:4`."""
+    from psfleet.core.runtime.strategy import Settings  # imported here, because it loads NumPy
 
     name, colon, number = form.partition(":")
     part: dict[str, str | int] = {"mode": name}
@@ -259,7 +261,7 @@ def _part(form: str) -> dict[str, str | int]:
 
 
 def _number(folder: Path) -> int:
-    """Return the number of the last request, or 0 if there was none or its file is damaged."""
+    """Return the number of the last request, or 0 if there was no request or its file is damaged."""
     try:
         return read_request(folder)[0]
     except (FileNotFoundError, FrameError):
@@ -274,7 +276,8 @@ def _check_running(folder: Path) -> None:
 def _awaited(
     read: Callable[[], T], is_it: Callable[[T], bool], folder: Path, wait: float
 ) -> T | None:
-    """Read until the reply is the right one, and return it. Returns None after `wait` seconds."""
+    """Read repeatedly until `is_it` is True for the content, and return the content. None after `wait`
+    seconds."""
     deadline = time.monotonic() + wait
     while not is_it(reply := read()):
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""The command `psfleet-launch`: from flags and a job file to a running job, its screen and its exit code.
+"""The command `psfleet-launch`: reads flags and a job file, runs the job, and returns its exit code.
 
-`launch` reads the settings and hands them to an engine. `_place` gives the job its folders, and `_run` puts
-supervisor, screen, history and recorder together. The rest of the work is in `job_runner.py`.
+`launch` reads the settings and chooses the engine. `_place` creates the job's folders. `_run` creates the
+supervisor, the screen, the history and the recorder of figures. The main loop is in `job_runner.py`.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ _NEVER_JOINED = (
 
 _SETTINGS = (*settings_of(JobRequest), *settings_of(Launch))
 _PARTS = ("consistency", "pipeline", "wire")
-"""The parts of a strategy that have flags."""
+"""Parts of a strategy that have flags."""
 _STRATEGY = (
     *("--sync", "--async", "--recompute", "--strategy"),
     *(setting.flag for part in _PARTS for setting in settings_of(PARTS[part]) if setting.flag),
@@ -140,9 +140,9 @@ def launch(
 ) -> int:
     """Train SCRIPT on a cluster of processes, on this machine or on others (--engine).
 
-    Worker 0's output is shown, all output is in the logs. Nothing is left running afterwards. The
-    exit code is that of the process that failed first (128 and its number for a signal), 1 if no worker
-    has used the fleet, or 2 for bad usage.
+    The output of worker 0 is shown; all output is in the logs. Nothing is left running afterwards. The
+    exit code is that of the process that failed first (128 plus the number of a signal), 1 if no worker
+    has used the fleet, or 2 for wrong usage.
     """
     check_variables()
     groups = (JobRequest, Launch, EngineSettings)
@@ -163,7 +163,7 @@ def launch(
     values["strategy"] = merged(parts, requested(context, mode_of(context)), file=strategy)
     run = Launch(**_of(Launch, values))
     engine = load_engine(run.engine)
-    # A job file may have tables of several engines, one of which is named.
+    # A job file that names its engine may also have tables for other engines. Do not refuse their settings.
     _refuse_other_engines(
         engine, values.keys() - (file_values.keys() if "engine" in values else set())
     )
@@ -188,7 +188,7 @@ def launch(
 
 
 def _rendered(context: click.Context, engine: str, folder: str) -> dict[str, str]:
-    """Return the settings that `--render` stands for."""
+    """Return the settings that `--render ENGINE FOLDER` sets."""
     chosen = given(context, launch.settings).get("engine", engine)
     if chosen not in (engine, "join"):
         raise ConfigError(
@@ -199,12 +199,12 @@ def _rendered(context: click.Context, engine: str, folder: str) -> dict[str, str
 
 
 def _of(group: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a group that were given."""
+    """Return those of the values that are settings of a group."""
     return {field.name: values[field.name] for field in fields(group) if field.name in values}
 
 
 def _refuse_other_engines(engine: type[Engine], names: Iterable[str]) -> None:
-    """Refuse what only other engines understand: the job would run elsewhere than it was meant to."""
+    """Raise ConfigError for settings that only other engines have. The user probably meant another engine."""
     known = {
         field.name for group in (JobRequest, Launch, engine.settings) for field in fields(group)
     }
@@ -225,7 +225,8 @@ def _refuse_other_engines(engine: type[Engine], names: Iterable[str]) -> None:
 
 
 def _resumed(request: JobRequest, name: str, logs: Path) -> JobRequest:
-    """The request of a job that has run before: it starts from its last snapshot."""
+    """Return the request for a job that a batch queue has restarted, so that it starts from its last
+    snapshot."""
     snapshots = job_folder.place_of(request.snapshot_store, name, logs)
     snapshot = latest_snapshot(snapshots) or request.resume
     click.echo(
@@ -251,7 +252,7 @@ def _show_placement(request: JobRequest, name: str, launch: Launch) -> int:
 def _place(
     request: JobRequest, name: str, launch: Launch, chaos: ChaosSchedule | None = None
 ) -> FinishedJob:
-    """Give a request its folders and an engine, and run it."""
+    """Create the folders and the engine of a job, and run the job."""
     kind = load_engine(launch.engine)
     before = Leftovers.now()
     with (
@@ -284,7 +285,7 @@ def _place(
 
 
 def _under_chaos(seed: int, launch: Launch, request: JobRequest, name: str) -> int:
-    """Run the job under faults, in sync mode once more without; 0 if every promise is kept."""
+    """Run the job with faults, in sync mode also without. Return 0 if all promises were kept."""
     with tempfile.TemporaryDirectory(prefix="psfleet-chaos-") as parent:
         chaos, calm = (
             ChaosSchedule(
@@ -351,7 +352,8 @@ def _observed(
 ) -> Iterator[JobHistory]:
     """Context in which a job has a history and can be watched. Writes the report at its end.
 
-    Figures are recorded only if needed: for the progress, a watch port, TensorBoard or a range of servers.
+    Figures are recorded only if something uses them: the progress line, `--watch`, TensorBoard or a range
+    of servers.
     """
     job, version = engine.job, importlib.metadata.version("psfleet")
     machines = engine.placement()
@@ -381,15 +383,15 @@ def _observed(
             screen.say(f"watch     {port.url}")
         closing.callback(recorder.stop)
         yield history
-    # The job is over, and an error of the disk does not change its outcome.
+    # The job is over. An error of the disk must not change its exit code.
     with contextlib.suppress(OSError, FrameError):
         write_report(job.logs)
 
 
 def _let_go_of_lost_streams() -> None:
-    """Flush what is left to show, into nothing if the terminal is gone.
+    """Flush the standard streams. If the terminal is gone, replace them by /dev/null.
 
-    Otherwise Python would try again at its end, fail, and exit with 120 in place of the job's code.
+    Otherwise Python would flush them at its end, fail, and exit with 120 instead of the job's exit code.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -399,7 +401,7 @@ def _let_go_of_lost_streams() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
+    """Run the command, and return its exit code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     code = run_command(launch, "psfleet-launch", words, (ConfigError,))
     _let_go_of_lost_streams()

@@ -1,7 +1,7 @@
-"""The commands for machines of a job: agent, certs and doctor.
+"""The commands for the machines of a job: agent, certs and doctor.
 
-`agent` runs processes of a job on this machine, `certs` makes credentials for processes that are started by
-hand, and `doctor` checks a machine before a job needs it.
+`agent` runs processes of a job on this machine for a launcher elsewhere. `certs` makes credentials for
+processes that a user starts by hand. `doctor` checks a machine before a job uses it.
 """
 
 import dataclasses
@@ -85,7 +85,10 @@ def agent(endpoint: str, credentials: str, wait: float, name: str, address: str)
 
 
 def _read(credentials: str) -> bytes:
-    """The line with the credentials. Not more is read from standard input, which stays open."""
+    """Return the line with the credentials, from a file or standard input.
+
+    Reads only this line from standard input, which stays open: the agent ends when it is closed.
+    """
     if credentials == "-":
         return sys.stdin.buffer.readline(_LONGEST)
     try:
@@ -103,7 +106,7 @@ def _read(credentials: str) -> bytes:
 
 
 def usable(folder: Path, days: float) -> bool:
-    """Return whether a folder has credentials that are good for this number of days."""
+    """Return whether a folder has credentials that are valid for another `days` days."""
     from psfleet.core.net.connections.certificates import ends
 
     until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
@@ -129,9 +132,9 @@ def usable(folder: Path, days: float) -> bool:
 def certs(days: float, keep: bool, folder: Path) -> int:
     """Make certificates and a token for one job in FOLDER, for processes started by hand.
 
-    FOLDER/server goes to the hosts of servers, FOLDER/worker to those of workers, FOLDER/reader to programs
-    that only follow the job or ask for predictions; PSFLEET_TLS or --tls names it there. The key that signs
-    them is thrown away: for another job, or later, make new ones.
+    Copy FOLDER/server to the hosts of servers, FOLDER/worker to the hosts of workers, and FOLDER/reader to
+    programs that only follow the job or request predictions. PSFLEET_TLS or --tls names the folder there.
+    The signing key is deleted, so make new credentials for another job or when these expire.
     """
     from psfleet.core.net.connections.certificates import make_credentials  # loads cryptography
 
@@ -163,9 +166,9 @@ def certs(days: float, keep: bool, folder: Path) -> int:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def doctor(engine: str, peers: str, port: int, wait: float, as_json: bool) -> int:
-    """Check this machine and say what to change; exit code 1 if a job would fail.
+    """Check whether this machine can run a job, and say what to change; exit code 1 if a job would fail.
 
-    Run it on every machine of a job, under Slurm for instance with srun --ntasks-per-node=1 psfleet doctor.
+    Run it on every machine of a job, for example under Slurm with srun --ntasks-per-node=1 psfleet doctor.
     With --peers run it on all machines at the same time.
     """
     from psfleet_launch.engines.launch_engine import load_engine

@@ -1,7 +1,8 @@
 """The commands for a trained model: export, predict, serve and models.
 
-Each command checks its options and calls `psfleet.serving`. `predict` starts processes that share the work
-through the folder of the predictions.
+Each command checks its options and calls `psfleet.serving`. `predict` starts several processes. Each writes
+parts of the predictions that no other process has begun, which the processes see in the folder of the
+predictions.
 """
 
 import json
@@ -67,8 +68,9 @@ def export(
 ) -> int:
     """Write the weights of MODEL to the folder OUT, without optimizer state.
 
-    MODEL is the folder of an inference model, or MODULE:NAME, whose weights --checkpoint has. psfleet serve
-    takes OUT as the model, or as the checkpoint of MODULE:NAME.
+    MODEL is the folder of an inference model, or MODULE:NAME of a function that makes the model;
+    --checkpoint then has the weights. psfleet serve accepts OUT as the model, or as the checkpoint of
+    MODULE:NAME.
     """
     from psfleet.serving import model_export
 
@@ -127,8 +129,8 @@ def predict(processes: int, **options: Any) -> int:
     .libsvm files.
 
     MODEL is the folder of an inference model, or MODULE:NAME of a function that makes a torch module or the
-    variables of a program. The same command, also when it was ended or on other machines that share the
-    folder, does what is left.
+    variables of a program. If the command was ended, run it again to do the remaining work. It can also run
+    on several machines that share the folder.
     """
     from psfleet_launch.prediction_job import PredictionJob
 
@@ -139,7 +141,9 @@ def predict(processes: int, **options: Any) -> int:
     target, url = fields["target"], url_of(fields["target"])
     with tempfile.TemporaryDirectory(prefix="psfleet-") as staging:
         job = PredictionJob(**{**fields, "target": staging if url else target})
-        predictions = job.predictions()  # what is wrong with the job is said once
+        predictions = (
+            job.predictions()
+        )  # report an error of the job here, once, and not in every process
         _run(json.dumps(asdict(job)), processes)
         rows, bad = predictions.summary()
         if url is not None:
@@ -150,7 +154,7 @@ def predict(processes: int, **options: Any) -> int:
 
 
 def _run(job: str, count: int) -> None:
-    """Predict in `count` processes. Each has one thread, so that bits do not depend on the number."""
+    """Predict in `count` processes. Each has one thread, so that results do not depend on the number."""
     command = [sys.executable, "-m", "psfleet_launch.prediction_job", job]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     processes = [subprocess.Popen(command, env=environment) for _ in range(count)]
@@ -165,7 +169,7 @@ def _run(job: str, count: int) -> None:
 
 
 def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
-    """Wait until all processes have ended with 0.
+    """Wait until all processes have ended with exit code 0.
 
     Raises:
         PsfleetError: A process has failed.
@@ -243,10 +247,10 @@ def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
 def serve(models: tuple[str, ...], **options: Any) -> int:
     """Serve predictions and rows of MODELs over gRPC and HTTP.
 
-    MODEL is the folder of an inference model or an export, a folder that has such folders by number as
-    versions, or MODULE:NAME of a function that makes a torch module or the variables of a program. Its name
-    is the last part of its path, or NAME. With --follow it has the weights of the job; without a MODEL
-    the rows can be looked up.
+    MODEL is the folder of an inference model or of an export, a folder with such folders as numbered
+    versions, or MODULE:NAME of a function that makes a torch module or the variables of a program. The
+    model's name is the last part of its path, or NAME. With --follow it has the present weights of a
+    running job; without a MODEL only rows can be looked up.
     """
     from psfleet.core.net.connections.channel import raise_descriptor_limit
     from psfleet.serving import Server, VersionedModel
@@ -298,7 +302,7 @@ def serve(models: tuple[str, ...], **options: Any) -> int:
 
 
 def _followed(by_name: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model by its name, with the weights of a running job."""
+    """Return the model with the weights of a running job, by its name."""
     from psfleet.serving.model import follow
 
     if len(by_name) > 1:
@@ -345,10 +349,10 @@ def _named(text: str) -> tuple[str, str]:
     "--tls", default="", metavar="FOLDER", help="A worker's credentials, for a service with TLS."
 )
 def models(address: str, model: str, activate: int | None, split: str, tls: str) -> int:
-    """Show the models of the service at ADDRESS, or say which version gets which part of the requests.
+    """Show the models of the service at ADDRESS, or choose the versions that answer requests.
 
-    A version is loaded before it gets a request, and the one before it stays loaded: --activate with its
-    number leads back at once.
+    A version is loaded completely before it gets a request. The previous version stays loaded: --activate
+    with its number returns to it at once.
     """
     from psfleet.serving.serving_client import ServingClient
 

@@ -1,7 +1,8 @@
-"""Makes flags and job files from the declarations of settings, and the help of a command with many options.
+"""Command-line options and job files, made from the declarations of settings, and help texts under headings.
 
-A setting is declared once (`psfleet/core/base/settings/`). Here it becomes an option of click, a key of a
-job file, and a line of the help under the heading of its table.
+A setting is declared once (`psfleet/core/base/settings/`). This module makes from it an option of click, a
+key in job files, and a line of the help. The table of a job file in which the setting stands gives the
+heading.
 """
 
 import sys
@@ -33,15 +34,15 @@ _HEADINGS = {
     "strategy": "Strategy",
     "": "Other options",
 }
-"""By table of a job file, in the order in which they are shown."""
+"""Heading of the help for each table of a job file, in the order of the help."""
 _ALL = "psfleet.help_all"
-USAGE_EXIT = 2  # bad usage, which no second attempt mends
+USAGE_EXIT = 2  # exit code for wrong usage; retrying does not help
 
 
 def options(
     settings: Iterable[Setting], shows_default: bool = True
 ) -> Callable[[Command], Command]:
-    """Give a command the flags of these settings, in their order."""
+    """Return a decorator that gives a command the flags of these settings, in this order."""
     by_flag: dict[str, Setting] = {}
     for setting in settings:
         by_flag.setdefault(setting.flag, setting)
@@ -75,12 +76,12 @@ def _read(
 
 
 def _parameter(setting: Setting) -> str:
-    """Return the name of a flag as a parameter of its command."""
+    """Return the name of the command's Python parameter for a flag."""
     return setting.flag.removeprefix("--").replace("-", "_")
 
 
 def given(context: click.Context, settings: Iterable[Setting]) -> dict[str, Any]:
-    """Return the settings whose flags were given, by name."""
+    """Return the values of the settings whose flags are on the command line, by name."""
     return {
         setting.name: not setting.default
         if isinstance(setting.default, bool)
@@ -91,7 +92,7 @@ def given(context: click.Context, settings: Iterable[Setting]) -> dict[str, Any]
 
 
 def strategy_options(*parts: str) -> Callable[[Command], Command]:
-    """Give a command the flags of these parts of a strategy, and `--strategy`."""
+    """Return a decorator that gives a command `--strategy` and the flags of these parts of a strategy."""
     settings = [setting for part in parts for setting in settings_of(PARTS[part])]
     recompute = click.option(
         "--recompute",
@@ -107,7 +108,8 @@ def strategy_options(*parts: str) -> Callable[[Command], Command]:
 
 
 def requested(context: click.Context, mode: str | None = None) -> dict[str, dict[str, Any]]:
-    """Return the strategy that the flags of a command ask for, with `mode` as its consistency mode."""
+    """Return the strategy that the flags of a command set, by part. `mode` is the consistency mode, if not
+    None."""
     flags = {name: given(context, settings_of(part)) for name, part in PARTS.items()}
     if mode:
         flags["consistency"]["mode"] = mode
@@ -116,10 +118,10 @@ def requested(context: click.Context, mode: str | None = None) -> dict[str, dict
 
 
 def mode_of(context: click.Context) -> str | None:
-    """Return the mode that --sync, --async and --mode name, or None.
+    """Return the mode that --sync, --async or --mode sets, or None if none of the flags is used.
 
     Raises:
-        ConfigError: They name different modes.
+        ConfigError: The flags set different modes.
     """
     mode = context.params["mode"]
     modes = {flag: flag[2:] for flag in ("--sync", "--async") if context.params[flag[2:]]}
@@ -132,10 +134,14 @@ def mode_of(context: click.Context) -> str | None:
 def merged(
     *sources: Mapping[str, Mapping[str, Any]], file: str | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return the strategy of a job file, overridden by a strategy file, and both by the flags.
+    """Merge the strategy of a job file, a strategy file and flags. Flags win over files.
+
+    Args:
+        sources: Strategy of the job file, then of the flags. Later ones override earlier ones.
+        file: Strategy file, which overrides the job file, or None.
 
     Raises:
-        ConfigError: The parts contradict each other, or have settings of a mode that no source names.
+        ConfigError: Settings contradict each other, or belong to a mode that is not chosen.
     """
     *first, flags = sources
     parts: dict[str, dict[str, Any]] = {}
@@ -160,7 +166,7 @@ def load_job_file(path: str, *groups: type) -> tuple[dict[str, Any], dict[str, d
     """Return the settings of these groups in a job file, by name, and its strategy.
 
     Raises:
-        ConfigError: It is missing, not TOML, or holds something wrong or unknown.
+        ConfigError: The file is missing or not TOML, or a setting is wrong or unknown.
     """
     where = f"job file {path!r}"
     tables = read_toml(path, where)
@@ -196,7 +202,7 @@ def _refuse_unknown(tables: Mapping[str, Any], where: str, groups: Iterable[type
 def _explained(
     error: click.NoSuchOption, context: click.Context, words: Sequence[str]
 ) -> click.UsageError:
-    """Return the error. If the line goes on with a script, it says where options of the script belong."""
+    """Return an error for an unknown option. If a script follows, the error says where its options belong."""
     script = next((word for word in words if word.endswith(".py")), None)
     if script is None:
         return error
@@ -213,13 +219,16 @@ def _help_all(context: click.Context, option: click.Parameter, is_asked: bool) -
 
 
 class GroupedCommand(click.Command):
-    """A command with many options; its help has the usual ones under headings, followed by examples.
+    """A command with many options. `--help` shows the usual options under headings and examples.
 
     `--help-all` shows all options.
 
     Args:
-        settings: Settings of its options. Their keys in job files choose the heading.
-        more: Returns further settings, which become options if a command line has an unknown option.
+        settings: Settings of the options. Their keys in job files determine the heading.
+        more: Function that returns further settings. It is called only if a command line has an unknown
+            option, because it imports all engines.
+        tables: Heading for each table of a job file.
+        examples: Pairs of a command line and its explanation.
         usual: Flags that `--help` shows, besides --help, --help-all and --version.
     """
 
@@ -248,12 +257,12 @@ class GroupedCommand(click.Command):
         if self._more is not None:
             settings, self._more = list(self._more()), None
             self.settings += settings
-            options(reversed(settings))(self)  # which a decorator finds in reverse
+            options(reversed(settings))(self)  # decorators are applied in reverse order
         return self
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse a command line. If it has an unknown option, parse it again with all options."""
-        if ctx.resilient_parsing:  # a shell completes a line, and no option is refused
+        if ctx.resilient_parsing:  # a shell completes the line, so unknown options are no errors
             self.complete()
         try:
             return super().parse_args(ctx, [*args])
@@ -266,11 +275,11 @@ class GroupedCommand(click.Command):
             raise _explained(error, ctx, args) from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Suggest any option."""
+        """Return the completions of a word, from all options."""
         return super(GroupedCommand, self.complete()).shell_complete(ctx, incomplete)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options by heading, then the examples."""
+        """Write the options under their headings, then the examples."""
         self.complete()
         tables = {setting.flag: setting.key.partition(".")[0] for setting in self.settings} | {
             **self._tables
@@ -289,9 +298,9 @@ class GroupedCommand(click.Command):
 
 
 class CommandGroup(click.Group):
-    """A group whose help has the whole first sentence of each command.
+    """Group of commands whose help shows the whole first sentence of each command, not shortened.
 
-    `headings` are the names of commands by heading. Commands without one are under "Commands".
+    `headings` lists the names of commands under each heading. Other commands are under "Commands".
     """
 
     def __init__(
@@ -301,7 +310,7 @@ class CommandGroup(click.Group):
         self._headings = headings or {}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands by heading."""
+        """Write the commands under their headings."""
         named = {name for names in self._headings.values() for name in names}
         without_heading = [name for name in self.list_commands(ctx) if name not in named]
         for heading, names in {**self._headings, "Commands": without_heading}.items():
@@ -317,13 +326,18 @@ def run_command(
     words: Sequence[str] | None,
     errors: tuple[type[Exception], ...],
 ) -> int:
-    """Run a command and return its exit code. Mistakes of the user are one line on standard error.
+    """Run a command, and return its exit code. A mistake of the user is reported in one line on standard
+    error.
 
     Args:
-        words: Arguments, which the command also finds in its context. None stands for those of this process.
+        command: Command to run.
+        name: Name of the program, for messages.
+        words: Arguments, which the command also finds in its context. None means the arguments of this
+            process.
+        errors: Exceptions to report in one line, without a traceback.
 
     Raises:
-        EOFError: Raised by the command itself. Click would take it for the end of input at a prompt.
+        EOFError: The command itself has raised it. (Click would treat it as the end of input at a prompt.)
     """
     try:
         return command.main(words, prog_name=name, standalone_mode=False, obj=words) or 0

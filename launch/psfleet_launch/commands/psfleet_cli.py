@@ -1,4 +1,5 @@
-"""psfleet: what one does with a job besides starting it."""
+"""The command `psfleet`: watch, change and inspect jobs, and use trained models. `psfleet-launch` starts
+jobs."""
 
 import sys
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ _HEADINGS = {
 @click.version_option(package_name="psfleet", prog_name="psfleet")
 @click.pass_context
 def psfleet(context: click.Context) -> None:
-    """Watch, change and inspect jobs, use what they have trained, and prepare machines for them.
+    """Watch, change and inspect jobs, use trained models, and prepare machines for jobs.
 
     psfleet-launch starts a job. `psfleet COMMAND --help` describes a command.
     """
@@ -48,7 +49,7 @@ for _command in (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
+    """Run the command, and return its exit code."""
     return run_command(psfleet, "psfleet", arguments, (PsfleetError, OSError))
 
 

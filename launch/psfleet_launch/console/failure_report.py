@@ -1,7 +1,8 @@
-"""Says why a job has failed, and shortens tracebacks of workers on the screen to a line each.
+"""Reports why a job has failed, and shortens workers' tracebacks on the screen to one line each.
 
-The report names the process that failed first, the exception that ended it, the line of the script, and its
-log. It reads the ends of log files and never fails: without a log it says so.
+The report names the process that failed first, the exception that ended this process, the line of the
+script, and the log file. It reads the ends of log files. If a log is missing, the report says so and does
+not fail.
 """
 
 import json
@@ -23,10 +24,13 @@ CHAINS = (
     b"During handling of the above exception, another exception occurred:",
     b"The above exception was the direct cause of the following exception:",
 )
-"""Lines between the tracebacks of exceptions that follow from each other."""
+"""Lines that Python prints between the tracebacks of chained exceptions."""
 _FRAME = re.compile(r'\s+File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _INNER = " \t\r\n^~"
-"""First characters of a traceback's lines before its exception; carets are, if a source file has changed."""
+"""Characters with which the lines of a traceback before the exception begin.
+
+A line of carets is not indented if the source file was changed after the start.
+"""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -35,8 +39,8 @@ class FailureCause:
     """Cause of a process's end, as its log shows it.
 
     Attributes:
-        headline: Line of the exception, or the last line of the log.
-        place: `train.py:31 in <module>`, or empty.
+        headline: Line with the exception, or the last line of the log.
+        place: Line of the script, such as `train.py:31 in <module>`, or "" if it is not known.
     """
 
     headline: str
@@ -56,7 +60,8 @@ def tail(path: Path) -> list[str]:
 
 
 def _plain(line: str) -> list[str]:
-    """Return text and traceback of a line of JSON (PSFLEET_LOG_FORMAT), or any other line as it is."""
+    """Return the message and traceback in a line of JSON (PSFLEET_LOG_FORMAT), or any other line
+    unchanged."""
     if not line.startswith('{"time": '):
         return [line]
     try:
@@ -81,7 +86,7 @@ def find_cause(lines: list[str], script: str) -> FailureCause:
 
 
 def _is_aside(line: str) -> bool:
-    """Return whether a traceback after this line is one that does not end a process."""
+    """Return whether Python prints this line before tracebacks of errors that do not end a process."""
     return line.startswith(("Exception ignored ", "Exception in thread "))
 
 
@@ -98,11 +103,13 @@ def _place(block: list[str], script: str) -> str:
 def report(
     job: Job, state: Supervisor, ended_at: dict[Member, datetime], host: Callable[[Member], str]
 ) -> str:
-    """Return the last thing on the screen after a job that failed or was stopped.
+    """Return the report that is shown at the end of a job that has failed or was stopped.
 
     Args:
-        ended_at: When each process ended.
-        host: Returns the machine of a process.
+        job: The job.
+        state: Supervisor with the first failure.
+        ended_at: Time at which each process ended.
+        host: Function that returns the machine of a process.
     """
     if state.failure is None:
         name = signal.Signals(state.asked or 0).name
@@ -165,21 +172,21 @@ def _stopped(state: Supervisor) -> str:
 
 
 class Tracebacks:
-    """Filters the standard error of a script: the screen shows one line for each traceback.
+    """Filter for the standard error of a script: replaces each traceback by one line, for the screen.
 
-    The last traceback is held back until other output follows it, because the report of the job shows the
-    traceback that ends the process.
+    The line is shown only when other output follows. A traceback at the end of the output is not shown,
+    because it has ended the process and is in the report of the job.
     """
 
     def __init__(self, script: str) -> None:
         self._script = script
         self._partial = b""
-        self._shown = False  # the beginning of the line has been given away
+        self._shown = False  # True if the beginning of the line was shown already
         self._block: list[bytes] = []
-        self._told = False  # the block has its exception
+        self._told = False  # True if the block includes the line of the exception
 
     def feed(self, data: bytes) -> bytes:
-        """Take more output, and return the part to show now."""
+        """Add output of the script, and return the output to show now."""
         *lines, self._partial = (self._partial + data).split(b"\n")
         out = b"".join(self._take(line + b"\n") for line in lines)
         if self._partial and (self._shown or not self._may_belong(self._partial)):
@@ -188,7 +195,7 @@ class Tracebacks:
         return out
 
     def rest(self) -> bytes:
-        """Return the line for the traceback that is held back, or b""."""
+        """Return the line for a traceback that was not shown yet, or b""."""
         block, self._block, self._told = self._block, [], False
         if not block:
             return b""
@@ -214,11 +221,11 @@ class Tracebacks:
         return b""
 
     def _may_belong(self, partial: bytes) -> bool:
-        """Return whether the beginning of a line may belong to a traceback."""
+        """Return whether an incomplete line may belong to a traceback."""
         return HEADER.startswith(partial) or bool(self._block)
 
 
 def _is_chain(block: list[bytes]) -> bool:
-    """Return whether the last line with text leads over to another traceback."""
+    """Return whether the last line with text announces the traceback of a chained exception."""
     texts = [line.strip() for line in block if line.strip()]
     return bool(texts) and texts[-1] in CHAINS

@@ -1,7 +1,8 @@
-"""Shows a running job in the terminal of the launcher: output of worker 0, its own lines, a line of progress.
+"""Shows a running job in the launcher's terminal: output of worker 0, the launcher's messages, a progress
+line.
 
-The script's output goes to standard output, as if it ran by itself; everything else goes to standard error.
-The text of the progress line comes from `observability/job_view.py`.
+The output of worker 0 goes to standard output and standard error, as if the script ran alone. Everything
+else goes to standard error. `observability/job_view.py` makes the text of the progress line.
 """
 
 import contextlib
@@ -23,15 +24,16 @@ _PLAIN_EVERY = 5.0  # seconds between two lines of progress without a terminal
 
 
 class StandbyNotice:
-    """Reports when all servers have ready standbys, also after a loss, or when the next standby starts."""
+    """Makes the messages about standbys: all servers have a ready standby (again), or one is delayed until
+    a time."""
 
     def __init__(self) -> None:
-        self._since: float | None = None  # a server has none
+        self._since: float | None = None  # time since which a server has no standby
         self._again = ""
         self._delayed: dict[int, float] = {}
 
     def look(self, standbys: Standbys, at: float) -> str:
-        """Return the line to show at time `at`, or ""."""
+        """Return the message to show at time `at`, or "" for none."""
         delayed = standbys.delayed.items() - self._delayed.items()
         self._delayed = {**standbys.delayed}
         if reasons := standbys.unprotected():
@@ -48,10 +50,11 @@ class StandbyNotice:
 
 
 class Screen:
-    """The display of one job.
+    """Display of one job in the launcher's terminal.
 
     Args:
-        progress: Show a line of progress.
+        progress: True to show a progress line.
+        console: Console to write to, or None for standard error.
     """
 
     def __init__(self, progress: bool = True, console: Console | None = None) -> None:
@@ -65,7 +68,7 @@ class Screen:
         self._tracebacks = Tracebacks("")
 
     def begin(self, job: Job, engine: str, version: str) -> None:
-        """Show the heading, with the parts of the job that were asked for."""
+        """Show the heading: name, engine, numbers of servers and workers, strategy and network of the job."""
         self._job = job
         self._tracebacks = Tracebacks(job.request.script)
         request = job.request
@@ -84,13 +87,13 @@ class Screen:
         self.say(f"psfleet {version}  job {job.name}  {' · '.join(filter(None, parts))}")
 
     def say(self, text: str) -> None:
-        """Print a text of the launcher."""
+        """Print a message of the launcher."""
         self._show(self._tracebacks.rest(), is_error=True)
         with _as_long_as_somebody_looks():
             self._console.print(Text(text))
 
     def servers_ready(self) -> None:
-        """Show progress from now on: the workers have been started too."""
+        """Show progress from now on. Called when the workers have been started."""
         if self._live is not None:
             self._live.stop()
         self._line = self._last_line = ""
@@ -107,11 +110,11 @@ class Screen:
             self._live.start()
 
     def set_progress(self, line: str) -> None:
-        """Set the line that `refresh` shows. Any thread may call."""
+        """Set the text of the progress line, which `refresh` shows. Any thread may call it."""
         self._line = line
 
     def refresh(self) -> None:
-        """Show a new line of progress: at once on a terminal, otherwise one every few seconds."""
+        """Show the new progress line: on a terminal at once, otherwise a new line every few seconds."""
         line = self._line
         if not self._progress or not line or line == self._last_line:
             return
@@ -127,7 +130,7 @@ class Screen:
         self._last_line = line
 
     def output(self, data: bytes, is_error: bool) -> None:
-        """Pass on what worker 0 has written; of a traceback one line."""
+        """Show output of worker 0. Tracebacks are shortened to one line."""
         self._show(self._tracebacks.feed(data) if is_error else data, is_error)
 
     def _show(self, data: bytes, is_error: bool) -> None:
@@ -140,7 +143,7 @@ class Screen:
             _write(stream, data)
 
     def _above_the_progress(self, data: bytes, is_error: bool) -> None:
-        """Write whole lines only: the progress line below is drawn again after each."""
+        """Write complete lines only, because the progress line is drawn again below each write."""
         *whole, self._unfinished[is_error] = (self._unfinished[is_error] + data).split(b"\n")
         for text in whole:
             visible = text.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
@@ -148,9 +151,9 @@ class Screen:
                 self._console.print(Text.from_ansi(visible))
 
     def end(self, code: int) -> None:
-        """Remove the line of progress. After a success say how long the job took.
+        """Remove the progress line. After a success, show the duration of the job.
 
-        After a failure the report shows the last traceback.
+        After a failure the report follows. It shows the last traceback, so that is not shown here.
         """
         unshown = self._tracebacks.rest()
         if code == 0:
@@ -165,12 +168,13 @@ class Screen:
 
 
 def _as_long_as_somebody_looks() -> contextlib.suppress:
-    """A reader that has gone (`| head`) or a closed terminal ends the display, not the training."""
+    """Return a context that ignores errors of a closed pipe (`| head`) or terminal, so that training
+    continues."""
     return contextlib.suppress(OSError)
 
 
 def _part(name: str, request: JobRequest) -> str:
-    """Return `recompute`, or `pipeline of 2 stages`."""
+    """Return a part of the strategy in words: `recompute`, or `pipeline of 2 stages`."""
     return f"pipeline of {_count(len(request.copies), 'stage')}" if name == "pipeline" else name
 
 
@@ -179,7 +183,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _write(stream: IO[str], data: bytes) -> None:
-    """Bytes as they are."""
+    """Write bytes to a text stream unchanged."""
     with _as_long_as_somebody_looks():
         while data:
             data = data[os.write(stream.fileno(), data) :]

@@ -1,6 +1,6 @@
 """Draws a job in a terminal, for `psfleet top`: its progress, a table for each role, and its last faults.
 
-What the screen says comes from `observability/job_view.py`, as on the page and in the report.
+`observability/job_view.py` computes the content. The page of `--watch` and the report show the same content.
 """
 
 from typing import Any
@@ -40,12 +40,12 @@ _COLUMNS = {
         "memory": "Resident memory",
     },
 }
-"""By role, the heading and the panel of each column."""
+"""Columns of the table of each role: heading, and title of the panel with the values."""
 _SAID_BY_SERVERS = ("Standby is ready", "Records that the standby lacks")
 
 
 def top_screen(view: JobView) -> RenderableType:
-    """Return what `psfleet top` shows of a job."""
+    """Return the screen of `psfleet top` for a job."""
     parts: list[RenderableType] = [
         Text.assemble((view.job.heading["job"], "bold"), "  ", view.state),
         Text(progress_line(view.ask) or "no figures yet"),
@@ -61,7 +61,8 @@ def top_screen(view: JobView) -> RenderableType:
 
 
 def top_object(view: JobView) -> dict[str, Any]:
-    """Return the same for programs: the values of every panel that has any, by title and series."""
+    """Return the content of the screen as JSON: the values of every panel that has values, by title and
+    series."""
     job = view.job
     ask: Ask = job.newest if view.is_running else job.last
     titles = [panel["title"] for panel in job.heading["panels"]]

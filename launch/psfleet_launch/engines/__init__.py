@@ -1,5 +1,6 @@
-"""Engines: each module with an `ENGINE` is one way to run a job's processes, chosen by `--engine`.
+"""Engines: ways to run the processes of a job, chosen with `--engine`. An engine is a module that defines
+`ENGINE`.
 
-Start with `launch_engine.py`, the interface, and `local.py`, which runs processes on this machine.
+Read `launch_engine.py`, the interface, and `local.py`, which runs processes on this machine, first.
 `remote/` has the common parts of engines for several machines.
 """

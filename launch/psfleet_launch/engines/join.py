@@ -1,7 +1,9 @@
-"""Engine `join`: prints the command of an agent, and waits until the user has run it on each machine.
+"""Engine `join`: prints the command that starts an agent, and waits until the user has run it on each
+machine.
 
-It makes psfleet run under PBS, LSF, MPI, Nomad, SkyPilot or Kubernetes, or by hand. The command names a
-file of credentials, which has to be on the machine too.
+With this engine psfleet runs under PBS, LSF, MPI, Nomad, SkyPilot or Kubernetes, or on machines where the
+user types the command. The command names a file with credentials, which must be copied to the machine
+before.
 """
 
 import os
@@ -39,7 +41,7 @@ class JoinSettings:
 
 
 class JoinEngine(RemoteEngine):
-    """Waits for agents that the user starts."""
+    """Engine that waits for agents which the user starts."""
 
     name = "join"
     settings = JoinSettings

@@ -1,9 +1,10 @@
-"""Engine `kubernetes`: writes the manifests of a job (`--render kubernetes FOLDER`) and does not start it.
+"""Engine `kubernetes`: writes the manifests of a job (`--render kubernetes FOLDER`), and does not start the
+job.
 
-The manifests are the templates in `manifests/`, filled in with what the job asks for: a pod for the
-launcher and pods for agents. The launcher's pod runs `psfleet-launch --engine join` with a job file from a
-ConfigMap, so everything that engine join can do works there. Secrets are in `secrets.json` alone; the pods
-name the Secret that they mount.
+The manifests are made from the templates in `manifests/` and the settings of the job. They describe a pod
+for the launcher and pods for agents. The launcher's pod runs `psfleet-launch --engine join` with a job file
+from a ConfigMap, so everything that works with engine join works there. Only `secrets.json` contains
+secrets; pods mount them by name.
 """
 
 import json
@@ -39,7 +40,7 @@ _WAIT = 600  # seconds that an agent waits for the launcher's pod
 _LOGS = "/logs"
 _SECRETS = "secrets.json"
 _CREDENTIALS = {_LAUNCHER: "server", _AGENT: "worker"}
-"""Role whose credentials each pod uses; agents are the clients of the launcher."""
+"""Role of the credentials of each pod. For TLS the launcher is the server, and agents are its clients."""
 
 
 def manifests(
@@ -54,7 +55,7 @@ def manifests(
         chosen: Settings of the engine.
 
     Raises:
-        ConfigError: Kubernetes cannot run the job as it is asked for.
+        ConfigError: Kubernetes cannot run a job with these settings.
     """
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", name):
         raise ConfigError(
@@ -66,8 +67,8 @@ def manifests(
         )
     fill = partial(_filled, name=name)
     has_volume = request.keeps_log or request.keeps_snapshots or launch.chaos is not None
-    # In pod.json processes share a namespace so that orphans are reaped, and service links are off because
-    # they would be variables called NAME_PORT.
+    # In pod.json, processes share a namespace so that orphans are reaped. Service links are off, because
+    # they would set variables of the form NAME_PORT.
     pod = partial(
         fill,
         "pod.json",
@@ -78,8 +79,8 @@ def manifests(
     launcher_pod = pod(
         role=_LAUNCHER,
         command=["psfleet-launch", "--config", "/job/job.toml"],
-        # All pods must see the audit files of chaos, which are in the temporary folder: put that on the
-        # volume of the logs.
+        # With --chaos all pods must share the temporary folder, which has the audit files. Use the volume
+        # of the logs for it.
         notes_of_chaos=None if launch.chaos is None else {"name": "TMPDIR", "value": _LOGS},
         config_mount={"name": "config", "mountPath": "/job"},
         config_volume={"name": "config", "configMap": {"name": name}},
@@ -122,15 +123,14 @@ def manifests(
 
 
 def _filled(template: str, name: str, role: str = "", **values: Any) -> Manifest:
-    """Return an object from its template, into which values are inserted as JSON.
-
-    An entry whose value is None is left out of the object.
+    """Return a Kubernetes object from its template.
 
     Args:
         template: File name of the template.
-        name: Name of the job, which is inserted into texts.
-        role: Role of the pod, which is inserted into texts.
-        values: Values of the template's other variables.
+        name: Name of the job, inserted into strings of the template.
+        role: Role of the pod, inserted into strings of the template.
+        values: Values of the template's other variables, inserted as JSON. An entry of the object whose
+            value is None is left out.
     """
     text = files("psfleet_launch.engines.manifests").joinpath(template).read_text("utf-8")
     inserted = {key: json.dumps(value) for key, value in values.items()}
@@ -149,7 +149,12 @@ def _without_none(value: Any) -> Any:
 
 
 def job_file(items: Mapping[type, Any], strategy: Mapping[str, Any]) -> str:
-    """Return a job file (TOML) with the values of these groups of settings; defaults are left out."""
+    """Return a job file (TOML) with the values of some groups of settings. Default values are left out.
+
+    Args:
+        items: Object with the values for each class of settings.
+        strategy: Strategy of the job, by part.
+    """
     lines = {
         setting.key: value
         for group, item in items.items()
@@ -161,7 +166,7 @@ def job_file(items: Mapping[type, Any], strategy: Mapping[str, Any]) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Return a value as TOML, whose strings, numbers and booleans are written as in JSON."""
+    """Return a value as TOML. TOML writes strings, numbers and booleans as JSON does."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name} = {_toml(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -170,10 +175,10 @@ def _toml(value: Any) -> str:
 
 
 def _resources(request: JobRequest, name: str, agents: int) -> Manifest | None:
-    """Return the resource requests for each agent's pod, sized for the fullest agent, or None for no
-    requests.
+    """Return the resource requests for each agent's pod, or None if the job promises no resources.
 
-    There are no limits, because an agent may have to run the processes of a lost agent too.
+    Every pod requests the largest resources that any agent needs. Pods have no limits, because an agent may
+    have to run the processes of a lost agent too.
     """
     job = Job(request, name, "", Path(), Path(_LOGS))
     machines = [f"{_AGENT} {number}" for number in range(agents)]
@@ -200,10 +205,10 @@ def _watch_port(launch: Launch) -> Manifest | None:
 
 @dataclass(frozen=True)
 class KubernetesSettings(JoinSettings):
-    """Settings of the manifests.
+    """Settings of engine kubernetes.
 
     Attributes:
-        render: Folder for the files.
+        render: Folder for the manifests.
     """
 
     render: str = ""
@@ -231,13 +236,16 @@ class KubernetesSettings(JoinSettings):
     )
 
     def in_cluster(self, credentials: str) -> JoinSettings:
-        """Return the settings of engine join for the launcher's pod, where the credentials are in this
-        folder."""
+        """Return the settings of engine join for the launcher's pod.
+
+        Args:
+            credentials: Folder with the credentials in the pod.
+        """
         return JoinSettings(agents=self.agents, credentials=credentials)
 
 
 class KubernetesEngine(JoinEngine):
-    """Writes the manifests of a job, which in the cluster is a job of engine join."""
+    """Engine that only writes manifests. In the cluster the job then runs with engine join."""
 
     name = "kubernetes"
     settings = KubernetesSettings
@@ -264,7 +272,7 @@ ENGINE = KubernetesEngine
 
 
 def _secrets(name: str) -> Manifest:
-    """Return the Secrets of the launcher and of agents, with new credentials."""
+    """Return the Secrets for the launcher's and the agents' pods, with new credentials."""
     from psfleet.core.net.connections.certificates import make_credentials  # loads cryptography
 
     with tempfile.TemporaryDirectory(prefix="psfleet-") as parent:
@@ -277,15 +285,15 @@ def _secrets(name: str) -> Manifest:
 
 
 def _write(folder: Path, files: Mapping[str, Manifest]) -> None:
-    """Write the files as JSON, which is YAML too; only their owner can read the secrets.
+    """Write the manifests as JSON, which is also YAML. Only the owner can read the file with the secrets.
 
     Raises:
         ConfigError: The folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # An earlier job with other options may have written files that this one does not have. kubectl would
-        # apply them too.
+        # Remove files of an earlier job with other options that this job does not have. kubectl would apply
+        # them.
         for name in OPTIONAL_FILES:
             (folder / name).unlink(missing_ok=True)
         for name, content in files.items():

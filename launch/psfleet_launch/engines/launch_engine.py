@@ -1,11 +1,11 @@
-"""Interface of an engine, which runs the processes of one job on some kind of machines.
+"""Interface of an engine. An engine runs the processes of one job on one kind of machines, such as a Slurm
+cluster.
 
-An engine starts and signals processes, and reports when they are ready or have ended. It knows nothing of
-restarts, takeovers or failures: the supervisor decides about them, and the job runner tells the engine. Open
-this file to write an engine. It is one module of this package, which names its class ENGINE; `--engine` takes
-the module's name.
+An engine starts and signals processes, and reports when they are ready or have ended. It does not know about
+restarts, takeovers or failures: the supervisor decides about these, and the job runner calls the engine.
 
-The module also declares what the engine asks of the user in addition to the job, with `setting()`:
+To write an engine, add a module to this package that assigns its class to the name ENGINE. `--engine`
+accepts the module's name. The module declares the engine's own settings with `setting()`:
 
     @dataclass(frozen=True)
     class MySettings:
@@ -14,13 +14,13 @@ The module also declares what the engine asks of the user in addition to the job
     class MyEngine(Engine):
         settings = MySettings        # self.launch.of(MySettings).hosts has the user's value
 
-The launcher's help lists the settings of all engines, so it imports all their modules. Import slow packages
+The launcher's help lists the settings of all engines and imports all their modules. So import slow packages
 such as gRPC within functions.
 
-The runner calls `open` once, then `spawn`, `send`, `command`, `expect` and `events` in any order, then
-`sweep`, `close` and `left_behind`, all in the main thread. Files that an engine waits for, such as sockets
-of agents or pipes of processes, are registered with the selector, with a function without arguments as
-`data`; the runner calls it when there is something to read. Only `open`, `sweep` and `close` may block.
+The job runner calls `open` once, then `spawn`, `send`, `command`, `expect` and `events` in any order, then
+`sweep`, `close` and `left_behind`. All calls are made in the main thread, and only `open`, `sweep` and
+`close` may block. To wait for a socket or pipe, an engine registers it with the selector, with a function
+as `data`. The runner calls this function, without arguments, when there is something to read.
 """
 
 import abc
@@ -43,20 +43,20 @@ from psfleet_launch.supervision.job_events import Event, Shown, Timeouts
 
 @dataclass(frozen=True)
 class NoSettings:
-    """Settings of an engine that asks the user for nothing in addition to the job."""
+    """Settings of an engine without settings of its own."""
 
 
 class Engine(abc.ABC):
-    """Runs and watches the processes of one job.
+    """Base class of engines. An engine runs and watches the processes of one job.
 
     Attributes:
-        name: Name for `--engine`, that of the module.
-        settings: Dataclass with the engine's settings; see psfleet.core.base.settings.declaration.
-        programs: Programs that the engine calls on the launcher's machine.
+        name: Name for `--engine`, which is the name of the module.
+        settings: Dataclass with the engine's settings (psfleet.core.base.settings.declaration).
+        programs: Programs that the engine needs on the launcher's machine.
         timeouts: Time limits of a job's phases on this kind of machines.
-        spans_machines: True if workers may run on other machines than servers, which then listen on TCP.
+        spans_machines: True if the job may run on several machines, so that servers must listen on TCP.
         job: The job.
-        selector: Selector of the runner, with which the engine registers the files that it reads.
+        selector: Selector of the runner. The engine registers the sockets and pipes that it reads.
         launch: The user's settings of the launch.
     """
 
@@ -77,9 +77,10 @@ class Engine(abc.ABC):
     def hand_over(
         cls, request: JobRequest, name: str, launch: Launch, words: Sequence[str]
     ) -> int | None:
-        """Have a batch queue or platform run the whole job and wait for it, if the engine is for one.
+        """Submit the job to a batch queue or platform, and wait for its end. Other engines return None at
+        once.
 
-        With `launch.dry_run` nothing is handed over.
+        With `launch.dry_run` nothing is submitted.
 
         Args:
             request: Job to run.
@@ -88,7 +89,7 @@ class Engine(abc.ABC):
             words: Arguments of this `psfleet-launch`, for the launcher that runs in the queue.
 
         Returns:
-            Exit code of the job, or None if this launcher is to run the job itself.
+            Exit code of the job, or None if this launcher must run the job itself.
 
         Raises:
             ConfigError: The queue or platform refuses the job.
@@ -97,88 +98,94 @@ class Engine(abc.ABC):
 
     @classmethod
     def is_requeued(cls) -> bool:
-        """Return whether the job has run before and was restarted from outside, such as by a batch queue."""
+        """Return whether a batch queue or platform has restarted this job, so that it must resume."""
         return False
 
     @abc.abstractmethod
     def open(self) -> None:
-        """Connect to the machines and open the logs. No member has been started when this raises.
+        """Connect to the machines and open the logs. Must not start members.
 
         Raises:
-            ConfigError: The job cannot run here as it is asked for.
+            ConfigError: A job with these settings cannot run here.
         """
 
     @abc.abstractmethod
     def placement(self) -> Mapping[str, Sequence[Member]]:
-        """Return the members that each machine is going to run; the same before and after `open`.
+        """Return the members that each machine will run. The result is the same before and after `open`.
 
         Raises:
-            ConfigError: The job cannot run here as it is asked for.
+            ConfigError: A job with these settings cannot run here.
         """
 
     def endpoints(self) -> list[str]:
-        """Return the requested endpoints of the servers, in order of rank; port 0 stands for any."""
+        """Return the endpoint that each server should listen on, in order of rank. Port 0 means any free
+        port."""
         return [self.asked_endpoint(member.rank) for member in self.job.servers]
 
     @abc.abstractmethod
     def asked_endpoint(self, rank: int) -> str:
-        """Return the endpoint on which the server of this rank is asked to listen, also for a new server."""
+        """Return the endpoint that the server of this rank should listen on. Works for servers to be added
+        too."""
 
     @abc.abstractmethod
     def spawn(self, member: Member, told: Told) -> None:
         """Start a process for a member. An earlier process of the member must have ended.
 
-        The process's output goes to `job.log(member)` on the launcher's machine. For a server, `events`
-        reports when it is ready, as after `expect`.
+        The process's output is written to `job.log(member)` on the launcher's machine. When a server is
+        ready, `events` returns ServerReady.
         """
 
     @abc.abstractmethod
     def send(self, member: Member, number: int) -> None:
-        """Send a signal to a member's process and its children, unless it has ended."""
+        """Send a signal to a member's process and its children, unless the process has ended."""
 
     @abc.abstractmethod
     def command(self, member: Member, line: str) -> None:
-        """Write a line to the standard input of a server; do nothing if it has died."""
+        """Write a line to the standard input of a server. Do nothing if the server has died."""
 
     @abc.abstractmethod
     def expect(self, member: Member) -> None:
-        """Forget that a server was ready, and report it when it is ready again, as after a takeover."""
+        """Report a server that was ready once more when it is ready again, for example after a takeover."""
 
     @abc.abstractmethod
     def forget(self, member: Member) -> None:
-        """Free the place of a member that was removed from the job. Its process may still run.
+        """Remove a member from the placement, because it no longer belongs to the job. Its process may
+        still run.
 
-        A later member with the same name may be placed elsewhere.
+        A later member with the same name may run on another machine.
         """
 
     @abc.abstractmethod
     def share(self) -> None:
-        """Copy the request files in the folder of the job's logs to machines that do not share that
+        """Copy the request files in the folder of the job's logs to machines that do not share this
         folder."""
 
     def kill_machine(self, member: Member) -> None:
-        """Kill everything on the machine of a member, as if it lost power. For chaos with several
-        machines."""
+        """Kill all processes on the machine of a member, as a power failure would. Used by `--chaos`."""
         raise AssertionError(f"engine {self.name} has one machine")
 
     @abc.abstractmethod
     def events(self) -> list[Event | Shown]:
         """Return the events since the last call.
 
-        - ServerReady, once for every `spawn` of a server and every `expect`,
-        - ProcessExited, once for every `spawn`; of several, the likeliest cause comes first,
-        - LivenessSignal, ProcessEnding and Said of servers,
-        - Output of `job.shown`; other members' output goes to their logs only.
+        - ServerReady, once for every `spawn` of a server and every `expect`.
+        - ProcessExited, once for every `spawn`. If several processes have ended, the likeliest cause comes
+          first.
+        - LivenessSignal, ProcessEnding and Said of servers.
+        - Output of `job.shown` (worker 0). Output of other members is written to their logs only.
         """
 
     @property
     @abc.abstractmethod
     def pause(self) -> float:
-        """Seconds after which to call `events` even if the selector did not wake. Infinity if not needed."""
+        """Return the seconds after which to call `events` although no registered file is readable.
+
+        Infinity if the engine does not need this.
+        """
 
     @abc.abstractmethod
     def host(self, member: Member) -> str:
-        """Return the name of the member's machine, for people."""
+        """Return the name of the member's machine, for messages."""
 
     @abc.abstractmethod
     def has_joined(self) -> bool:
@@ -186,16 +193,15 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def sweep(self) -> None:
-        """Kill every process of the job, and every process that these have started."""
+        """Kill every process of the job, including children that these have started."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Release all resources, after `sweep` and the last `events`, or after `open` has raised."""
+        """Release all resources. Called after `sweep` and the last `events`, or after an error in `open`."""
 
     @abc.abstractmethod
     def left_behind(self) -> list[str]:
-        """Return descriptions of the job's processes that still run after `close`. Normally there are
-        none."""
+        """Return descriptions of processes of the job that are still running after `close`. Normally none."""
 
     def last_snapshot(self) -> str:
         """Return the path or URL of the job's last complete snapshot, or "" if there is none."""
@@ -203,7 +209,7 @@ class Engine(abc.ABC):
 
 
 def load_engine(name: str) -> type[Engine]:
-    """Return the class of the engine of this name.
+    """Return the class of an engine, by the engine's name.
 
     Raises:
         ConfigError: No engine has this name.
@@ -216,12 +222,11 @@ def load_engine(name: str) -> type[Engine]:
 
 
 class EngineSettings:
-    """Settings of all engines, as one group for help texts and job files."""
+    """Settings of all engines as one group, for help texts and job files."""
 
     @staticmethod
     def settings() -> list[Setting]:
-        """Return the settings of all engines. A setting that engines inherit from a common base is there
-        once."""
+        """Return the settings of all engines. A setting that several engines inherit is included once."""
         return list(
             dict.fromkeys(
                 setting for name in _names() for setting in settings_of(_load(name).settings)
@@ -230,7 +235,7 @@ class EngineSettings:
 
     @staticmethod
     def engines_with(name: str) -> list[str]:
-        """Return the names of the engines that have the setting of this name."""
+        """Return the names of the engines that have a setting, by the setting's name."""
         return [
             engine
             for engine in _names()

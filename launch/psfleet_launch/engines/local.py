@@ -1,11 +1,12 @@
 """Engine `local`: runs every member of the job as a child process on this machine. The default of `--engine`.
 
-Each child runs in its own session and dies with the launcher: the kernel kills it when the launcher's main
-thread ends (psfleet_launch.job.spawn), and a guard process kills what its children have left. A server
-reports by two ways:
+Each child runs in its own session and cannot outlive the launcher: the kernel kills the child when the
+launcher's main thread ends (psfleet_launch.job.spawn), and a guard process kills the child's own children.
+A server reports in two ways:
 
-    ready file       appears when the server is ready, with its endpoint liveness pipe    a NUL byte several
-    times a second, lines for people in between, and its end when the server is about to end
+    ready file       exists when the server is ready, and contains its endpoint
+    liveness pipe    has a NUL byte several times a second, and text lines for the user in between;
+                     its end of file means that the server is about to end
 
 An agent on another machine runs its processes with this engine too (psfleet_launch.agent.agent). All
 methods are called in the main thread.
@@ -50,7 +51,7 @@ _OUT_OF_MEMORY = "killed by SIGKILL, because memory ran out (the kernel's out-of
 
 
 class LocalEngine(Engine):
-    """Runs processes on this machine, which die with the launcher."""
+    """Engine that runs processes on this machine. The processes die if the launcher dies."""
 
     name = "local"
 
@@ -63,10 +64,10 @@ class LocalEngine(Engine):
         self._awaited: set[Member] = set()
         self._logs = MemberLogs(job)
         self._pulses: dict[Member, IO[bytes]] = {}  # read ends of the liveness pipes
-        self._words: dict[Member, bytes] = {}  # start of a line whose end has not come yet
+        self._words: dict[Member, bytes] = {}  # incomplete line from each liveness pipe
         self._events: list[Event | Shown] = []
         self._memory_kills = memory_kills()
-        self._used: dict[int, struct_rusage] = {}  # by process id, of processes that have ended
+        self._used: dict[int, struct_rusage] = {}  # of ended processes, by process id
         self._cores: int | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -79,7 +80,8 @@ class LocalEngine(Engine):
     def placement(self) -> Mapping[str, Sequence[Member]]:
         request, machine = self.job.request, Resources.of_this_machine()
         servers = needed(request, self.job.servers).cores * (1 + request.replicas)
-        # The memory of servers is not counted. On one machine it is only a limit, which they may never reach.
+        # Do not count the memory of servers. On one machine it is only a limit, and servers may never reach
+        # it.
         needs = needed(request, self.job.workers) + Resources(servers)
         if not needs <= machine:
             raise ConfigError(
@@ -104,8 +106,7 @@ class LocalEngine(Engine):
         if member in self._processes:  # a restart
             _close_commands(self._processes[member])
         self._ended.discard(member)
-        # Files that an earlier process of this member has written must be gone before the new one can write
-        # its own.
+        # Remove the files of an earlier process of this member before the new process can write its own.
         if member.role == "server":
             self.expect(member)
         else:
@@ -138,15 +139,15 @@ class LocalEngine(Engine):
         self._awaited.add(member)
 
     def forget(self, member: Member) -> None:
-        """Do nothing: on one machine no member has a place to free."""
+        """Do nothing, because there is only one machine."""
 
     def share(self) -> None:
-        """Do nothing: all processes see the launcher's folder."""
+        """Do nothing, because all processes use the launcher's folder."""
 
     def sweep(self) -> None:
         guard.sweep(self.job.token)
-        # The guard's sweep finds processes by a variable in their environment, which a process may have
-        # overwritten, as setproctitle does. The members themselves are known by process id.
+        # The guard's `sweep` finds processes by a variable in their environment. A process may have
+        # overwritten its environment, as setproctitle does. So kill the members by process id too.
         for process in self._processes.values():
             send(process, signal.SIGKILL)
             self._poll(process, wait=True)
@@ -181,9 +182,9 @@ class LocalEngine(Engine):
         return [*events, *self._now_ready(), *causes_first(exits)]
 
     def _poll(self, process: "subprocess.Popen[bytes]", wait: bool = False) -> int | None:
-        """Return the exit code of a process, or None if it runs. With `wait`, wait for its end.
+        """Return the exit code of a process, or None if it is running. With `wait`, wait for its end.
 
-        This is Popen.poll by wait4, since only that returns the resources that the process has used.
+        Like Popen.poll, but with wait4, because only wait4 returns the resources that the process has used.
         """
         if process.returncode is None:
             pid, status, usage = os.wait4(process.pid, 0 if wait else os.WNOHANG)
@@ -198,8 +199,7 @@ class LocalEngine(Engine):
         return ProcessExited(member, code, self._has_left(member), self._cause(code), text)
 
     def _cause(self, code: int) -> str:
-        """Return the cause of an exit where it is certain: memory or the disk was full. Otherwise return
-        ""."""
+        """Return the cause of an exit if memory or the disk was certainly full, else ""."""
         before, self._memory_kills = self._memory_kills, memory_kills()
         if code == -signal.SIGKILL and self._memory_kills > before:
             return _OUT_OF_MEMORY
@@ -224,7 +224,7 @@ class LocalEngine(Engine):
         self.selector.register(stream, selectors.EVENT_READ, read)
 
     def _read_output(self, stream: IO[bytes], is_error: bool) -> None:
-        """Pass output of the shown member on to its log and to the screen."""
+        """Read output of the shown member (worker 0), for its log and for the screen."""
         data = os.read(stream.fileno(), 1 << 16)
         if data:
             if complaint := self._logs.write(self.job.shown, data):
@@ -236,10 +236,11 @@ class LocalEngine(Engine):
 
     @contextlib.contextmanager
     def _liveness_pipe(self, member: Member) -> Iterator[tuple[int, ...]]:
-        """Open a server's liveness pipe, and yield the descriptors to pass to the server's process.
+        """Context in which a process is started. Opens a server's liveness pipe.
 
-        The server's end is closed here afterwards: otherwise the pipe would have no end of file when the
-        server closes it. Other members get no pipe.
+        Yields the descriptors to pass to the server's process, or () for other members. The server's end of
+        the pipe is closed in this process at the end. Otherwise there would be no end of file when the
+        server closes it.
         """
         if member.role != "server":
             yield ()
@@ -254,7 +255,8 @@ class LocalEngine(Engine):
             os.close(server_end)
 
     def _read_liveness_pipe(self, member: Member) -> None:
-        """Read liveness signals and the lines between them, which psfleet_server.engine.liveness writes."""
+        """Read liveness signals and text lines from a server's pipe (written by
+        psfleet_server.engine.liveness)."""
         data = os.read(self._pulses[member].fileno(), 1 << 16)
         if not data:
             self._close_liveness_pipe(member)
@@ -291,8 +293,8 @@ def _read_endpoint(path: Path) -> str:
 
 
 def _check_ports(endpoints: Iterable[str]) -> None:
-    """Refuse a TCP port that is in use, before anything starts and each server fails with an error of its
-    own."""
+    """Raise ConfigError if a TCP port is in use. Otherwise each server would start and fail with its own
+    error."""
     for endpoint in endpoints:
         if endpoint.startswith("unix:"):
             continue

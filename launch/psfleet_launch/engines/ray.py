@@ -1,8 +1,8 @@
 """Engine `ray`: runs agents on a Ray cluster, in one actor for each bundle of a placement group.
 
-Ray places the agents and keeps them alive; everything else is as on other machines. The launcher does not
-import Ray. It starts a driver program for that (psfleet_launch.engines.remote.ray_driver) and reads its
-output.
+Ray chooses the machines of the agents and keeps the agents alive. The rest works as with other engines for
+several machines. The launcher does not import Ray: it starts a driver program
+(psfleet_launch.engines.remote.ray_driver) and reads its output.
 """
 
 import importlib.util
@@ -51,7 +51,7 @@ class RaySettings:
 
 
 class RayEngine(RemoteEngine):
-    """Starts the driver program, which holds the actors of the agents."""
+    """Engine that starts the Ray driver program. The driver's actors run the agents."""
 
     name = "ray"
     settings = RaySettings
@@ -76,7 +76,7 @@ class RayEngine(RemoteEngine):
         return [f"bundle {number}" for number in range(1, self._said.bundles + 1)]
 
     def default_address(self) -> str:
-        """Return this machine's address on the route to the cluster's head."""
+        """Return this machine's address in the network of the Ray cluster's head node."""
         head = self._said.ray_address
         return own_address() if head == "auto" else address_towards(head.rpartition(":")[0])
 
@@ -92,7 +92,8 @@ class RayEngine(RemoteEngine):
         self.start("ray", [sys.executable, *_DRIVER, json.dumps(driver_request)], invitation)
 
     def _bundle(self) -> dict[str, float]:
-        """Return the resources that Ray reserves for each agent: at least those promised to its processes."""
+        """Return the resources to reserve for each agent, at least those promised to the agent's
+        processes."""
         needs = MachinePlacement(self.job, self.machines()).largest
         cores = max(self._said.bundle_cores, needs.cores)
         return {"CPU": cores, "GPU": self._said.bundle_gpus, "memory": needs.memory}

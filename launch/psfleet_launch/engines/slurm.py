@@ -1,9 +1,9 @@
-"""Engine `slurm`: runs a job as one batch job of Slurm, with the launcher on its first node and an agent on
-each.
+"""Engine `slurm`: runs a job as one Slurm batch job, with the launcher on the first node and an agent on
+every node.
 
-Outside an allocation `psfleet-launch --engine slurm` submits itself as a batch job and follows its output
-(see batch_job.py). Inside, the nodes of the allocation are the machines, and one `srun` starts all agents.
-This step lives as long as the job, because a later step may wait forever after Slurm has lost a node.
+Outside an allocation, `psfleet-launch --engine slurm` submits itself as a batch job and shows its output
+(batch_job.py). Inside an allocation, the nodes are the machines of the job, and one `srun` starts all
+agents. This `srun` runs as long as the job: a second one might wait forever if Slurm has lost a node.
 """
 
 import os
@@ -67,7 +67,7 @@ _LAST_WORDS = 2.0  # seconds to wait for a task's output, which may come after t
 
 
 class SlurmQueue(BatchQueue):
-    """The batch queue of Slurm."""
+    """Slurm as a batch queue."""
 
     label = "Slurm job"
     prefix = "slurm"
@@ -84,7 +84,7 @@ class SlurmQueue(BatchQueue):
         needs: Resources,
         output: tuple[Path, Path],
     ) -> str:
-        """Return the batch script. The user's options come last, so they take precedence."""
+        """Return the batch script. The user's options come last, so that they override psfleet's."""
         out, err = output
         options = [
             f"--job-name={name}",
@@ -117,16 +117,17 @@ class SlurmQueue(BatchQueue):
         if by is None:
             _run("scancel", job)
             return
-        # Slurm cannot signal a pending job. So a running job gets the signal, and a pending one is removed.
+        # Slurm cannot send a signal to a pending job. So send it to the job if it is running, and remove
+        # the job from the queue if it is pending.
         _run("scancel", "--state=RUNNING", "--batch", f"--signal={by.name[3:]}", job)
         _run("scancel", "--state=PENDING", job)
 
 
 def ask_slurm(*command: str) -> str:
-    """Run a command of Slurm and return its output.
+    """Run a command of Slurm, and return its output.
 
     Raises:
-        ConfigError: The command fails; the text is its last line of errors.
+        ConfigError: The command fails. The message is its last line on standard error.
     """
     try:
         process = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -142,12 +143,12 @@ def ask_slurm(*command: str) -> str:
 
 
 def fields_of(line: str) -> Mapping[str, str]:
-    """Return the fields of a line of `scontrol --oneliner`, which has the form "Name=value Name=value"."""
+    """Return the fields in a line "Name=value Name=value" of `scontrol --oneliner`, by name."""
     return dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line))
 
 
 def _resources(needs: Resources) -> Iterator[str]:
-    """Yield the options that ask for these resources on each node."""
+    """Yield the Slurm options that request these resources on each node."""
     if needs.cores:
         yield f"--cpus-per-task={needs.cores}"
     if needs.memory:
@@ -180,7 +181,7 @@ class SlurmSettings(BatchSettings):
 
 
 class SlurmEngine(RemoteEngine):
-    """Submits a batch job, or inside an allocation starts the step of agents and keeps it alive."""
+    """Engine that submits a batch job or, inside an allocation, starts agents with `srun`."""
 
     name = "slurm"
     settings = SlurmSettings
@@ -220,7 +221,7 @@ class SlurmEngine(RemoteEngine):
         return self._nodes
 
     def default_address(self) -> str:
-        """Return this machine's address on the route to the last node; the launcher runs on the first."""
+        """Return the local address that this machine, the first node, uses to connect to the last node."""
         return address_towards(_node(self.machines()[-1])["NodeAddr"])
 
     def start_agents(self, endpoint: str, invitation: bytes) -> None:
@@ -236,8 +237,8 @@ class SlurmEngine(RemoteEngine):
     def check_agents(self) -> None:
         step = self.starters["srun"]
         lines = step.lines()
-        # srun prints only that a task has failed. The reason is the last line that the task itself wrote,
-        # which begins with its number and may come a moment later.
+        # srun prints only that a task has failed. The reason is the last line that the task itself has
+        # written. It begins with the number of the task, and may come a moment later.
         if failed := _TASK.search("\n".join(lines)):
             self._failed_at = min(self._failed_at, time.monotonic())
             if time.monotonic() < self._failed_at + _LAST_WORDS:
@@ -265,5 +266,5 @@ def _asked_for(settings: SlurmSettings) -> list[str]:
 
 
 def _node(name: str) -> Mapping[str, str]:
-    """Return the properties of a node that Slurm shows."""
+    """Return the properties of a node from `scontrol show node`."""
     return fields_of(ask_slurm("scontrol", "show", "node", name, "--oneliner"))

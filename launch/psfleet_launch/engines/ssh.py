@@ -1,7 +1,7 @@
 """Engine `ssh`: runs an agent on each machine through the user's `ssh` command, with one login per machine.
 
-The user's ssh configuration, keys, agents and jump hosts apply, and ssh alone checks host keys. sshd does
-not end a command when its login is cut, so an agent also ends when its standard input does.
+The user's ssh configuration, keys and jump hosts are used, and ssh checks host keys. sshd does not end a
+command when the login is cut, so an agent ends when its standard input ends.
 """
 
 import selectors
@@ -53,7 +53,7 @@ class SshSettings:
 
 
 class SshEngine(RemoteEngine):
-    """Starts agents by ssh and keeps one login open per machine."""
+    """Engine that starts agents by ssh, with one login per machine that stays open."""
 
     name = "ssh"
     settings = SshSettings
@@ -88,7 +88,8 @@ class SshEngine(RemoteEngine):
         return [match[0] for match in words if match]
 
     def default_address(self) -> str:
-        """Return this machine's address on the route to the first host, whose real name `ssh -G` gives."""
+        """Return the address with which this machine connects to the first host. `ssh -G` gives its real
+        name."""
         first = self.machines()[0]
         process = subprocess.run(
             ["ssh", "-G", *self._said.ssh_options, first],

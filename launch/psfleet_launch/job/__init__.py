@@ -1,5 +1,5 @@
-"""Parts of a job: its settings, processes, folders and guard.
+"""A job: its settings, processes and folders.
 
-`job_request.py` has the settings. `job_plan.py` turns them into members, commands and environments, and
-`spawn.py` starts the processes.
+`job_request.py` has the settings. `job_plan.py` computes from them the processes with their commands and
+environment variables, and `spawn.py` starts the processes. `guard.py` kills them if the launcher is killed.
 """

@@ -1,11 +1,13 @@
 """Kills the remaining processes of a job, at its end and when the launcher itself is killed.
 
-Processes of a job are recognised by a variable in their environment, which their children inherit. Run as a
-program this module is the guard: a process that waits until the launcher is gone. A launcher that ends in
-order says so first. If it was killed instead, the guard kills the job's processes and removes its private
-folder.
+Every process of a job has the variable PSFLEET_JOB_ID in its environment, also children that it starts.
+`sweep` finds and kills all these processes.
 
-The guard runs without site packages, so this module uses the standard library only. It imports little,
+Run as a program, this module is the *guard*: a process that waits for the end of the launcher. A launcher
+that ends regularly notifies the guard before. If the launcher was killed instead, the guard kills the job's
+processes and removes its private folder.
+
+The guard runs without site packages, so this module uses the standard library only. It imports few modules,
 because the start of every job waits for it.
 """
 
@@ -16,15 +18,15 @@ import sys
 import time
 
 MARKER = "PSFLEET_JOB_ID"
-"""Environment variable that every process of a job carries, and its children inherit."""
+"""Environment variable of every process of a job. Children inherit it."""
 
 _EXIT_TIMEOUT = 5.0  # seconds
 IN_ORDER = b"."
-"""Byte by which a launcher tells its guard that it has cleaned up."""
+"""Byte that a launcher sends its guard after it has cleaned up."""
 
 
 def find(token: str) -> list[int]:
-    """Return the ids of all processes whose environment has the marker with this token."""
+    """Return the ids of all processes of a job, found by the job's token in their environment."""
     marker = f"{MARKER}={token}".encode()
     return [
         pid
@@ -34,7 +36,7 @@ def find(token: str) -> list[int]:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """Return a process's environment. Empty if it has ended, is a zombie or belongs to another user."""
+    """Return the environment of a process, or [] if it has ended, is a zombie or belongs to another user."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return file.read().split(b"\0")
@@ -45,13 +47,13 @@ def _environment(pid: int) -> list[bytes]:
 def sweep(token: str, patience: float = _EXIT_TIMEOUT) -> list[int]:
     """Kill every process of the job with SIGKILL, and return the ids of the killed processes.
 
-    The search is repeated until it finds nothing, because a process may fork between the search and its
-    death. A search reads the environment of every process of the machine, so the next search waits until
-    the killed processes have ended.
+    The search is repeated until it finds nothing, because a process may fork after it was found and before
+    it is dead. A search is slow: it reads the environment of every process of the machine. So the next
+    search waits until the killed processes have ended.
 
     Args:
         token: Token of the job.
-        patience: Seconds after which to give up.
+        patience: Time limit in seconds.
     """
     pids: set[int] = set()
     deadline = time.monotonic() + patience
@@ -63,10 +65,10 @@ def sweep(token: str, patience: float = _EXIT_TIMEOUT) -> list[int]:
 
 
 def _killed(pid: int, token: str) -> int | None:
-    """Kill a process of the job, and return a handle on it, or None if it has ended.
+    """Kill a process of the job, and return a handle (pidfd) for it, or None if it has ended.
 
-    The id may be another process's by now. So the function first opens a handle, which always means the same
-    process, and then checks the environment again.
+    The id may belong to another process by now. So this function first opens a handle, which always refers
+    to the same process, and then checks the environment of the process again.
     """
     try:
         handle = os.pidfd_open(pid)
@@ -94,7 +96,12 @@ def _await_end(handle: int | None, deadline: float) -> None:
 
 
 def watch(token: str, folder: str) -> None:
-    """Wait until the launcher has cleaned up or died; clean up in its place if it died."""
+    """Wait until the launcher has cleaned up or died. If it died, clean up in its place.
+
+    Args:
+        token: Token of the job.
+        folder: Private folder of the job.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if os.read(0, 1) != IN_ORDER:

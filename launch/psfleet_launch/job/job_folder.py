@@ -1,8 +1,9 @@
 """Folders of a job: the folder of its logs, a private folder for sockets, and the folder of its snapshots.
 
 Logs and snapshots stay after the job; the private folder is removed. Only one job at a time can use a
-folder of logs. It is held by a file lock on the folder, which the kernel releases even if the launcher is
-killed. Also here: which snapshot `--resume` means, and the last snapshot of a job that SIGUSR1 ends.
+folder of logs: the launcher locks the folder, and the kernel releases the lock even if the launcher is
+killed. This module also finds the snapshot that `--resume` means, and takes the last snapshot of a job that
+is ended by SIGUSR1.
 """
 
 import contextlib
@@ -25,17 +26,17 @@ from psfleet.core.base.settings.kinds import place_or_url, shown_url, url_of
 from psfleet.core.base.threads import ServiceThread
 
 HISTORY = "history.jsonl"
-"""File with the history of the job, see psfleet_launch.observability.job_history."""
+"""File with the history of the job (psfleet_launch.observability.job_history)."""
 
 REPORT = "report.html"
-"""File with the report for people, made from the history."""
+"""File with the report of the job, an HTML page made from the history."""
 
 _OWN = (
     *("serverlog.*", "workerlog.*", "server.*.log", "standby.*/server.*.log", "watch-ca.pem"),
     *(HISTORY, f".{HISTORY}.*", REPORT, SERVERS, MOVED),
     *(REQUEST, DONE, SCALE, SCALE_READY, SCALE_PROMISED, SCALED),
 )
-"""Patterns of the files that a job writes to the folder of its logs. The next job there removes them."""
+"""Patterns of the files that a job writes to its folder of logs. The next job in the folder removes them."""
 
 _PRIVATE = 0o700  # mode of the folder while a job runs; afterwards the user may open it to others
 
@@ -45,20 +46,20 @@ _LAST_SNAPSHOT_TIMEOUT = (
     600.0  # seconds; a batch queue that has sent SIGUSR1 usually kills the job earlier
 )
 _PAUSES = (0.25, 0.5, 1.0, 2.0)
-"""Seconds between attempts. A snapshot may fail for a short time, as when a worker joins or leaves or rows
-move."""
+"""Seconds between attempts. A snapshot may be impossible for a short time, for example while a worker joins
+or leaves or while rows move to other servers."""
 
 
 @contextlib.contextmanager
 def claimed(parent: Path, name: str) -> Iterator[Path]:
-    """Yield the folder of a job's logs, held for this job alone and without files of an earlier job.
+    """Context in which a job alone may use the folder of its logs. Yields the folder, without old files.
 
     Args:
         parent: Parent of the folder.
         name: Name of the job and of the folder.
 
     Raises:
-        ConfigError: The name cannot be a folder's, the folder cannot be made, or a job is running in it.
+        ConfigError: The name is no name of a folder, the folder cannot be made, or another job is using it.
     """
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise ConfigError(
@@ -88,7 +89,7 @@ def claimed(parent: Path, name: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """Make a private folder as make_private_folder does, and remove it at the end."""
+    """Context with a private folder (mode 0700), which is removed at the end."""
     folder = make_private_folder()
     try:
         yield folder
@@ -97,7 +98,7 @@ def private_folder() -> Iterator[Path]:
 
 
 def is_claimed(folder: Path) -> bool:
-    """Return whether a job runs in the folder, as far as its file system shows."""
+    """Return whether a job is using the folder. False on file systems without locks."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         return not _lock(descriptor, unknown=False)
@@ -106,19 +107,19 @@ def is_claimed(folder: Path) -> bool:
 
 
 def claimed_by(folder: Path) -> int | None:
-    """Return the id of the process on this machine that holds the folder, or None if no process does."""
+    """Return the id of the process on this machine that has locked the folder, or None if there is none."""
     inode = str(folder.stat().st_ino)
     for line in Path("/proc/locks").read_text().splitlines():
         words = line.split()
-        # A line is "1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF": process id, then device and inode. Lines
-        # with "->" are processes that wait for the lock.
+        # A line is "1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF", where 1234 is the process id, 08:01 the
+        # device and 5678 the inode. Lines with "->" are of processes that wait for the lock.
         if "FLOCK" in words and inode in (words[-3].rpartition(":")[2],) and "->" not in words:
             return int(words[-4])
     return None
 
 
 def _lock(descriptor: int, unknown: bool = True) -> bool:
-    """Lock an open folder until it is closed, if only by the death of this process.
+    """Lock an open folder until the descriptor is closed, at the latest when this process ends.
 
     Args:
         descriptor: File descriptor of the folder.
@@ -143,7 +144,7 @@ def _clear(folder: Path) -> None:
 
 
 def folder_of(logs: Path) -> Path:
-    """Return the folder of the snapshots of a job with these logs, unless --snapshot-store names another."""
+    """Return the folder of a job's snapshots without --snapshot-store, given the folder of its logs."""
     return logs / "snapshots"
 
 
@@ -159,7 +160,7 @@ def place_of(store: str, name: str, logs: Path) -> str:
 
 
 def latest(logs: Path) -> str:
-    """Return the path of the last complete snapshot in a folder of logs, or "" if there is none."""
+    """Return the path of the last complete snapshot of a job, given the folder of its logs, or "" if none."""
     return latest_snapshot(str(folder_of(logs).absolute()))
 
 
@@ -192,14 +193,14 @@ def check_snapshot(path: str) -> str:
 
 
 def clear(place: str, resume: str) -> None:
-    """Remove snapshots of an earlier job of this name that would be mixed up with those of this job.
+    """Remove snapshots of an earlier job with the same name, so that the folder has only this job's
+    snapshots.
 
-    If the job resumes from a snapshot in this folder, that and all older snapshots stay. Otherwise all are
-    removed.
+    If the job resumes from a snapshot in the folder, this snapshot and all older ones stay.
 
     Args:
         place: Folder or URL of the snapshots.
-        resume: Snapshot from which this job starts, or "".
+        resume: Snapshot that this job starts from, or "".
     """
     snapshots = own_snapshots(place)
     resumes_own = resume in snapshots
@@ -211,14 +212,15 @@ def clear(place: str, resume: str) -> None:
 
 
 class FinalSnapshot:
-    """Last snapshot of a job that is to end. A thread asks server 0 for it, up to five times.
+    """Takes the last snapshot of a job that is about to end. A thread requests it from server 0, up to 5
+    times.
 
     Args:
         endpoint: Endpoint of server 0.
         environment: Environment with the launcher's credentials for calls to servers.
 
     Attributes:
-        outcome: Result in words for people, or "" while it is not known. Set once, by the thread.
+        outcome: Result in words for the user, or "" until the thread knows it.
     """
 
     def __init__(self, endpoint: str, environment: Environment) -> None:
@@ -228,7 +230,7 @@ class FinalSnapshot:
         ServiceThread(self._take, "final snapshot").start()
 
     def _take(self) -> None:
-        import grpc  # here: few jobs need it
+        import grpc  # imported here, because few jobs need it
 
         from psfleet.core.net.connections.access import Access
         from psfleet.core.net.connections.channel import error_of, open_channel

@@ -1,7 +1,7 @@
-"""Plan of a job: its members, and the command line and environment of each member's process.
+"""Plan of a job: its members (servers, standbys, workers), and each member's command line and environment.
 
-Open this file to see which environment variable a server or a worker gets, and from where. Pure: it starts no
-process and writes no file.
+Read this file to find out which environment variables a server or a worker gets, and where they come from.
+The functions start no process and write no file.
 """
 
 import json
@@ -33,26 +33,25 @@ from psfleet_launch.job.resources import Resources
 Role = Literal["server", "worker"]
 
 _TOLD = (FleetSettings, StageSettings, JobSettings, ProcessSettings)
-"""Groups of settings whose variables the job alone decides: members never inherit them from the launcher's
-environment.
+"""Groups of settings whose environment variables the job sets. Members do not inherit them from the launcher.
 
-Variables of UserSettings are inherited.
+Members do inherit the variables of UserSettings.
 """
 _OWN = {setting.env for group in _TOLD for setting in settings_of(group)}
 
 
 @dataclass(frozen=True, order=True)
 class Member:
-    """Name of one process of the fleet: `server 0`, `worker 1`, or in a pipeline `worker 1 stage 0`.
+    """Name of a process of the fleet: `server 0`, `worker 1`, or in a pipeline `worker 1 stage 0`.
 
-    A process that is started again is the same member.
+    A restarted process is the same member.
 
     Attributes:
-        role: "server", also for a standby, or "worker".
-        rank: Number of the server or worker, from 0. A standby has its server's.
-        stage: Stage of a worker that is cut into stages, or -1 for a whole worker.
-        copy: Copy of a stage that has several processes, or -1 if it has one. For a standby its number among
-            its server's standbys, from 1, which it keeps after a takeover.
+        role: "server" for a server or standby, or "worker".
+        rank: Number of the server or worker, from 0. A standby has the rank of its server.
+        stage: Number of the pipeline stage, or -1 for a worker without stages.
+        copy: For a stage with several processes, the number of the process, else -1. For a standby, its
+            number among its server's standbys, from 1. The number stays the same after a takeover.
     """
 
     role: Role
@@ -62,7 +61,7 @@ class Member:
 
     @property
     def seat(self) -> "Member":
-        """Seat of the member: for a server or its standby the server's, for a worker its own."""
+        """The server or worker that this member is a process of. For a standby, its server."""
         return Member("server", self.rank) if self.role == "server" else self
 
     def __str__(self) -> str:
@@ -72,16 +71,16 @@ class Member:
 
 @dataclass(frozen=True)
 class Told:
-    """Start parameters of a member's process, besides those that follow from the job.
+    """Start parameters of a member's process that the job's settings do not determine.
 
     Attributes:
         endpoints: Endpoints of all servers, in order of rank.
-        resume: Snapshot from which the process starts, or "".
+        resume: Snapshot that the process starts from, or "".
         follows: True for a standby.
-        takes_commands: True if the process reads commands on its standard input.
-        listen: Endpoint on which the process listens, or "" for its entry in `endpoints`.
-        displaces: Standby that this standby replaces if a change of the number of servers is decided. Both
-            run until then, so the engine may place them on the same machine.
+        takes_commands: True if the process reads commands from its standard input.
+        listen: Endpoint to listen on, or "" for the process's entry in `endpoints`.
+        displaces: Present standby that this new standby replaces when a change of the number of servers is
+            complete. Both run until then. The engine may place them on the same machine.
     """
 
     endpoints: Sequence[str]
@@ -98,7 +97,8 @@ def listed(members: Sequence[Member]) -> str:
 
 
 def needed(request: JobRequest, members: Iterable[Member]) -> Resources:
-    """Return the resources promised to these members; the stages of a worker share those promised to it."""
+    """Return the sum of the resources promised to these members. The stages of a worker share its
+    resources."""
     whole = {
         member if member.role == "server" else Member(member.role, member.rank)
         for member in members
@@ -108,18 +108,20 @@ def needed(request: JobRequest, members: Iterable[Member]) -> Resources:
 
 @dataclass(frozen=True)
 class Job:
-    """A job to run: the user's request with a name, folders and credentials.
+    """A job to run: the user's request, with a name, folders and credentials.
 
     Attributes:
         request: Settings of the job.
         name: Name of the job and of the folder of its logs.
-        token: Unique text in the environment of every process of the job. The guard finds processes by it.
+        token: Unique text in the environment of every process of the job, so that the guard can find all
+            processes.
         folder: Private folder (mode 0700) for sockets and ready files, removed at the end.
         logs: Folder of the job's logs.
-        credentials: Folder of each role's credentials. Empty if the job needs none.
+        credentials: Folder with each role's credentials. Empty if the job needs no credentials.
         variables: Further environment variables of the job's processes.
         spool: Folder for the output of processes, or None for the folder of the logs.
-        relocations: File that lists the servers that have moved, or None if servers cannot move.
+        relocations: File with the new endpoints of servers that have moved to another machine, or None if
+            servers cannot move.
     """
 
     request: JobRequest
@@ -134,12 +136,12 @@ class Job:
 
     @property
     def servers(self) -> list[Member]:
-        """Seats of the servers, without standbys."""
+        """The servers of the job, without standbys."""
         return [Member("server", rank) for rank in range(self.request.servers)]
 
     @property
     def workers(self) -> list[Member]:
-        """Seats of the workers; the stages of a worker stand side by side."""
+        """The workers of the job. In a pipeline, all stages of worker 0, then of worker 1, and so on."""
         copies = self.request.copies
         seats = (
             [
@@ -156,26 +158,28 @@ class Job:
 
     @property
     def snapshots(self) -> str:
-        """Folder or URL in which server 0 keeps its snapshots."""
+        """Folder or URL of the job's snapshots."""
         return job_folder.place_of(self.request.snapshot_store, self.name, self.logs)
 
     @property
     def shown(self) -> Member:
-        """Member whose output is shown: worker 0, or its first stage."""
+        """Member whose output the launcher shows: worker 0, or the first stage of worker 0."""
         return self.workers[0]
 
     @property
     def reader(self) -> Environment:
-        """Environment with the launcher's credentials for calls to servers, which are those of a worker."""
+        """Environment for the launcher's own calls to servers. It has the credentials of a
+        worker."""
         tls = str(self.credentials.get("worker", ""))
         return Environment(tls=tls, insecure=self.request.insecure)
 
     def known_at(self, endpoints: Sequence[str], moves: bool) -> Environment:
-        """Return the environment with which other processes of the user read the tables of the job's servers.
+        """Return the environment for other processes of the user that read the job's tables, such as
+        followers.
 
         Args:
             endpoints: Endpoints of the servers, in order of rank.
-            moves: True if a server may go on on another machine.
+            moves: True if a server may move to another machine.
         """
         request = self.request
         return replace(
@@ -190,7 +194,7 @@ class Job:
 
     @property
     def moved_file(self) -> Path:
-        """File in which the launcher lists, for readers, the servers that have moved to another machine."""
+        """File in which the launcher writes, for readers, the new endpoints of servers that have moved."""
         return self.logs.absolute() / MOVED
 
     def log(self, member: Member) -> Path:
@@ -198,16 +202,16 @@ class Job:
         return (self.spool or self.logs) / f"{member.role}log.{_seat(member)}"
 
     def ready_file(self, member: Member) -> Path:
-        """Return the file in which a server reports that it is ready, and its endpoint."""
+        """Return the file that a server writes when it is ready. It contains the server's endpoint."""
         copy = f".{member.copy}" if member.copy >= 0 else ""
         return self.folder / f"ready.{member.rank}{copy}"
 
     def joined_file(self, member: Member) -> Path:
-        """Return the file that a worker makes when it has joined the fleet."""
+        """Return the file that a worker creates when it has joined the fleet."""
         return self.folder / f"joined.{_seat(member)}"
 
     def left_file(self, member: Member) -> Path:
-        """Return the file that a worker makes when it has left the fleet."""
+        """Return the file that a worker creates when it has left the fleet."""
         return self.folder / f"left.{_seat(member)}"
 
     def log_folder(self, member: Member) -> Path:
@@ -217,14 +221,15 @@ class Job:
 
 
 def _seat(member: Member) -> str:
-    """Return the member's number for names of files: "1", "1.stage.0" or "1.stage.0.copy.2"."""
+    """Return the member's number for file names: "1", "1.stage.0" or "1.stage.0.copy.2"."""
     stage = f".stage.{member.stage}" if member.stage >= 0 else ""
     copy = f".copy.{member.copy}" if member.copy >= 0 else ""
     return f"{member.rank}{stage}{copy}"
 
 
 def job_name(request: JobRequest) -> str:
-    """Return a name for a job without one: the script's name and four random hexadecimal digits."""
+    """Return a name for a job that the user has not named: the script's name and 4 random hexadecimal
+    digits."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(request.script).stem)
     return f"{stem}-{secrets.token_hex(2)}"
 
@@ -232,15 +237,15 @@ def job_name(request: JobRequest) -> str:
 def command(job: Job, member: Member) -> list[str]:
     """Return the command line of a member."""
     if member.role == "server" and not job.request.server_script:
-        # -P keeps the working folder off sys.path, since the user's folder may hold a file like numpy.py.
+        # -P keeps the working folder off sys.path: the user's folder may contain a file like numpy.py.
         return [sys.executable, "-P", "-m", "psfleet_server"]
     return [sys.executable, job.request.script, *job.request.arguments]
 
 
 def unread_variables(request: JobRequest, variables: Mapping[str, str] = os.environ) -> list[str]:
-    """Return a warning for each variable of the user that the launcher ignores because it has a flag for
+    """Return a warning for each variable of the user that is ignored, because the launcher has a flag for
     it."""
-    # The script of a job may start another job: the variables are then the first job's, not the user's.
+    # If the script of a job starts another job, the variables come from the first job and not from the user.
     if MARKER in variables:
         return []
     return [
@@ -259,18 +264,24 @@ def child_environment(
     base: Mapping[str, str] = os.environ,
     cores: int | None = None,
 ) -> dict[str, str]:
-    """Return the whole environment of a member: the user's variables, and the settings of the job.
+    """Return the environment variables of a member's process: the user's variables and the settings of the
+    job.
 
-    The settings are declared in psfleet/core/base/settings/environment.py. If a variable is given more than
-    once, the order of precedence is: threads that follow from --server-cores and --worker-cores, settings of
-    the job, variables of the job, the user's variables, default sizes of thread pools.
+    The settings are declared in psfleet/core/base/settings/environment.py. If a variable has several
+    sources, the first of these wins:
+
+    1. numbers of threads from --server-cores and --worker-cores,
+    2. settings of the job,
+    3. variables of the job (`Job.variables`),
+    4. the user's variables,
+    5. default sizes of thread pools.
 
     Args:
         job: Job of the member.
-        member: Member whose process is to be started.
+        member: Member whose process will be started.
         told: Start parameters of the process.
         base: Environment of the launcher.
-        cores: Number of cores that the job may use, or None for those of the launcher's affinity.
+        cores: Number of cores that the job may use, or None for the cores that the launcher may use.
     """
     variables = to_variables(_environment(job, member, told), *_TOLD)
     variables |= to_variables(job.request, LogSettings, NumberSettings)
@@ -283,7 +294,7 @@ def child_environment(
 
 
 def _environment(job: Job, member: Member, start: Told) -> Environment:
-    """Return the environment that a member reads."""
+    """Return the settings that a member's process reads from its environment variables."""
     request, is_server = job.request, member.role == "server"
     copies = request.copies
     shared = {setting.name: getattr(request, setting.name) for setting in settings_of(JobSettings)}
@@ -306,9 +317,9 @@ def _environment(job: Job, member: Member, start: Told) -> Environment:
         role=member.role,
         rank=member.rank,
         servers=tuple(start.endpoints),
-        # Servers count seats: each stage of a worker has one.
+        # For servers each stage of a worker is a separate client.
         workers=len(job.workers) if is_server else request.workers,
-        # Workers do not listen yet; what scripts use is the number of them.
+        # Workers do not listen. Scripts use only the number of these endpoints.
         worker_endpoints=("127.0.0.1:0",) * request.workers,
         standby=member.copy if start.follows else 0,
         job=job.name,
@@ -326,8 +337,8 @@ def _environment(job: Job, member: Member, start: Told) -> Environment:
 
 
 def _own_threads(request: JobRequest, role: Role) -> dict[str, str]:
-    """Return the sizes of thread pools for a role whose number of cores the user has set; else no
-    variables."""
+    """Return variables with the sizes of thread pools, if the user has set the number of cores of the
+    role."""
     cores = request.needs(role).cores
     if not cores:
         return {}
@@ -336,16 +347,15 @@ def _own_threads(request: JobRequest, role: Role) -> dict[str, str]:
 
 
 def _threads(job: Job, member: Member, cores: int | None) -> dict[str, str]:
-    """Return default sizes for the thread pools of BLAS and torch, each of which uses every core unless
-    limited.
+    """Return default sizes for the thread pools of BLAS and torch. Without a limit each pool uses all cores.
 
-    Workers share the cores, and a server gets one thread since it does no matrix work. OMP_NUM_THREADS is the
-    one variable that OpenBLAS, MKL and torch all follow. A more specific variable of the user, such as
-    MKL_NUM_THREADS, takes precedence over it.
+    Workers share the cores. A server gets one thread, because it computes no matrix products.
+    OMP_NUM_THREADS is the only variable that OpenBLAS, MKL and torch all read. A more specific variable of
+    the user, such as MKL_NUM_THREADS, overrides it.
 
-    OPENBLAS_CORETYPE is not set on purpose. OpenBLAS 0.3.31 chooses the AVX-512 kernels by itself
-    (measured: 140 GFLOP/s, against 68 if the variable says Haswell), and with other kernels a job would not
-    give the same bits as the script alone.
+    OPENBLAS_CORETYPE is intentionally not set. OpenBLAS 0.3.31 chooses the AVX-512 kernels by itself
+    (measured: 140 GFLOP/s, against 68 with the value Haswell). With other kernels the results of a job
+    would not be bit-identical to those of the script alone.
     """
     available = cores if cores is not None else len(os.sched_getaffinity(0))
     share = max(1, available // len(job.workers)) if member.role == "worker" else 1

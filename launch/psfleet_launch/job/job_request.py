@@ -1,9 +1,9 @@
-"""Settings of a job and of its launch: what `psfleet-launch` takes from flags, job files and scripts.
+"""Settings of a job and of its launch, which users set with flags of `psfleet-launch` or in job files.
 
-Each setting is declared once, and its flag and key in a job file follow from the declaration
-(psfleet.core.base.settings.declaration). JobRequest describes the job and travels to agents. Launch
-describes where it runs and what the user sees, and stays in the launcher. Values are checked when a
-JobRequest is made, so wrong combinations fail with one line before anything starts.
+Each setting is declared once; its flag and its key in job files are made from the declaration
+(psfleet.core.base.settings.declaration). JobRequest describes the job and is sent to agents. Launch
+describes where the job runs and what the user sees; only the launcher uses it. JobRequest checks its values
+when it is created, so that wrong combinations are reported in one line before a process is started.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ _ALONE = (
     f"at least 1; to train without a cluster run the script by itself; the most are {MOST_WORKERS}"
 )
 _HUNG_AT_LAST = 30
-"""Maximum of --hung-after in seconds. After 30 s gRPC counts a silent server as gone, and workers wait
-another 30 for a new one."""
+"""Maximum of --hung-after in seconds. After 30 s gRPC closes the connection to a silent server, and workers
+then wait another 30 s for a new server."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,14 @@ class _Size:
 
 @dataclass(frozen=True)
 class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
-    """Job that the user asks for. Raises ConfigError if settings are wrong or do not go together.
+    """Settings of a job.
 
     Attributes:
         strategy: Strategy of the job by part, as in {"pipeline": {"stages": 2}}. It overrides the script's
-            strategy, like a strategy file.
+            strategy, as a strategy file does.
+
+    Raises:
+        ConfigError: A setting is wrong, or two settings contradict each other.
     """
 
     strategy: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -137,19 +140,18 @@ class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
 
     @property
     def script_folder(self) -> Path:
-        """Folder of the script, where servers look for the modules of --rules."""
+        """Folder of the script. Servers look there for the modules of --rules."""
         return Path(self.script).absolute().parent
 
     def needs(self, role: str) -> Resources:
-        """Return the resources promised to a server or a worker. A resource that the user does not set is
-        0."""
+        """Return the resources that the user has promised to each server or worker. 0 if not set."""
         if role == "worker":
             return Resources(self.worker_cores, self.worker_memory)
         return Resources(self.server_cores, self.memory)
 
     @property
     def keeps_log(self) -> bool:
-        """True if servers keep a log, so that each can be restarted alone."""
+        """True if servers keep a log, so that a server can be restarted while other servers run."""
         return self.durability in ("log", "log+fsync")
 
     @property
@@ -159,12 +161,12 @@ class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
 
     @property
     def watches(self) -> bool:
-        """True if hung servers are killed, which needs a standby or a log that can take over."""
+        """True if the launcher kills hung servers. This needs standbys or logs, which can replace them."""
         return bool((self.replicas or self.restart_hung) and self.hung_after)
 
     @property
     def copies(self) -> tuple[int, ...]:
-        """Number of processes of each stage of a worker; (1,) for a worker without stages."""
+        """Number of processes of each stage of a worker, or (1,) for workers without stages."""
         pipeline = self.strategy.get("pipeline", {})
         return tuple(pipeline.get("copies") or [1] * int(pipeline.get("stages", 1)))
 
@@ -229,7 +231,7 @@ class Launch:
     """Settings of a launch: the machines of the job, its name, and its console output.
 
     Attributes:
-        of_engine: Settings of the engine, of the class that its module declares, or None for the defaults.
+        of_engine: Settings of the engine, an object of its class `settings`, or None for the defaults.
     """
 
     engine: str = setting(
@@ -306,5 +308,5 @@ class Launch:
     of_engine: object = None
 
     def of(self, settings: type[T]) -> T:
-        """Return the settings of this class, or their defaults if the user gave none."""
+        """Return the engine's settings if they are of this class, else the defaults of the class."""
         return self.of_engine if isinstance(self.of_engine, settings) else settings()

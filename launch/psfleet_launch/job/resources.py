@@ -1,4 +1,5 @@
-"""Cores and memory of a machine, and the amounts of them that the job promises to each server and worker."""
+"""Cores and memory: of a machine, or promised to a server or worker (--server-cores, --worker-memory,
+...)."""
 
 import os
 import sys
@@ -16,7 +17,7 @@ class Resources:
 
     @classmethod
     def of_this_machine(cls) -> "Resources":
-        """Return the cores that this process may use, and all memory of the machine, whether free or not."""
+        """Return the cores that this process may use, and the total memory of the machine."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return cls(len(os.sched_getaffinity(0)), memory)
 
@@ -31,13 +32,14 @@ class Resources:
 
     @property
     def with_headroom(self) -> "Resources":
-        """These resources with memory for a container, which is killed when it uses more: 25 % and 512 MiB on
-        top.
+        """Return these resources with 25 % and 512 MiB more memory, for a container's limit.
+
+        A container is killed when it uses more memory than its limit.
         """
         return Resources(self.cores, self.memory * 5 // 4 + _ROOM if self.memory else 0)
 
     def said(self, request: "Resources") -> str:
-        """Return these resources as words for people, but only those that the request asks for."""
+        """Return these resources in words, without those that are 0 in `request`."""
         cores = _cores(self.cores) if request.cores else ""
         memory = f"{self.memory / 2**30:.1f} GiB" if request.memory else ""
         return " and ".join(filter(None, (cores, memory)))

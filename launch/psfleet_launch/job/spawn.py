@@ -1,8 +1,8 @@
-"""Starts processes that cannot outlive the launcher, and keeps their log files.
+"""Starts processes that cannot outlive the launcher, and writes their log files.
 
-Every process has its own session, so Ctrl-C in the terminal reaches the launcher alone, and a signal can be
-sent to the process and its children together. The kernel kills the process when the launcher dies; the
-guard, a separate process, kills what its children have started.
+Every process has its own session. So Ctrl-C in the terminal is sent to the launcher only, and the launcher
+can send a signal to a process and its children together. The kernel kills the process when the launcher
+dies, and the guard, a separate process, then kills its children.
 """
 
 import contextlib
@@ -52,16 +52,16 @@ def spawn(
     ordered: bool = False,
     kept: tuple[int, ...] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a new session, which the kernel kills when the launcher dies.
+    """Start a process in a new session. The kernel kills the process when the launcher dies.
 
-    Call it from the main thread: the kernel kills the process when the thread that started it ends.
+    Call it from the main thread, because the kernel kills the process when the thread that started it ends.
 
     Args:
         command: Command with its arguments.
-        environment: Whole environment of the process.
-        log: File for standard output and standard error.
-        piped: True to leave both to the caller instead, as `process.stdout` and `process.stderr`.
-        ordered: True if the process reads commands from the caller on `process.stdin`.
+        environment: All environment variables of the process.
+        log: File for standard output and standard error, or None with `piped`.
+        piped: True if the caller reads the output from `process.stdout` and `process.stderr`.
+        ordered: True if the caller writes commands to `process.stdin`.
         kept: File descriptors that the process inherits, with the same numbers.
     """
     launcher = os.getpid()
@@ -81,15 +81,16 @@ def spawn(
 def _die_with(launcher: int) -> None:
     """Make the kernel kill this new process when the thread that started it ends. Runs before exec."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # If the launcher died before the call above, the signal will not come.
+    # If the launcher died before the call above, the kernel will send no signal.
     if os.getppid() != launcher:
         os._exit(1)
 
 
 def start_guard(token: str, folder: Path) -> subprocess.Popen[bytes]:
-    """Start the guard of a job, which waits for the launcher's end.
+    """Start the guard of a job, which cleans up if the launcher is killed.
 
-    It has its own session, and no marker in its environment, so that a sweep of the job does not kill it.
+    The guard has its own session, and not the job's token in its environment, so that `sweep` does not kill
+    it.
     """
     environment = {name: value for name, value in os.environ.items() if name != guard.MARKER}
     return subprocess.Popen(
@@ -103,7 +104,7 @@ def start_guard(token: str, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def dismiss_guard(process: subprocess.Popen[bytes]) -> None:
-    """Tell the guard that the launcher has cleaned up, and wait for its end."""
+    """Notify the guard that the launcher has cleaned up, and wait until the guard has ended."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin:
         process.stdin.write(guard.IN_ORDER)
@@ -112,24 +113,25 @@ def dismiss_guard(process: subprocess.Popen[bytes]) -> None:
 
 def send(process: subprocess.Popen[bytes], number: int) -> None:
     """Send a signal to the process and its process group, unless the process has ended."""
-    # Until the process is reaped, the kernel gives its id to no other process.
+    # Until the launcher has waited for the process, the kernel gives its id to no other process.
     if process.returncode is None:
         os.killpg(process.pid, number)
 
 
 def children_without_grpc() -> None:
-    """Turn off gRPC's support for forks in this process. Call from the main thread, before importing gRPC.
+    """Turn off gRPC's support for forks in this process. Call it in the main thread, before importing gRPC.
 
-    gRPC restarts its threads in a forked process, also between `fork` and `exec`, when their files are
-    already closed; sometimes the new process aborts (grpc/grpc#43055). `putenv` sets the variable for gRPC
-    in this process only: children get a copy of `os.environ`, which it does not change.
+    gRPC restarts its threads in a forked process, also between `fork` and `exec`. Their files are already
+    closed then, and sometimes the new process aborts (grpc/grpc#43055). The variable is set with `putenv`,
+    so that only gRPC in this process sees it: children get a copy of `os.environ`, which `putenv` does not
+    change.
     """
     if _FORKS not in os.environ:
         os.putenv(_FORKS, "0")
 
 
 class MemberLogs:
-    """Log files of the members, one for each, opened at first use."""
+    """Log files of the members. Each is opened when it is first used."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -137,7 +139,7 @@ class MemberLogs:
         self._loses_output = False
 
     def open_all(self) -> None:
-        """Open the logs of all servers and workers, to find out early whether they can be written.
+        """Open the logs of all servers and workers, so that an error is found before the job starts.
 
         Raises:
             ConfigError: A log cannot be written.
@@ -152,14 +154,15 @@ class MemberLogs:
         return self._files[member]
 
     def write(self, member: Member, data: bytes) -> str:
-        """Write output of a member to its log. If that fails, as on a full disk, the job goes on.
+        """Write output of a member to its log. If this fails, for example on a full disk, the job continues.
 
         Returns:
             Warning at the first failure of any log, else "".
         """
         log, remaining = self.file(member), memoryview(data)
         try:
-            # On a disk that becomes full a write stores only the first bytes, and the next write fails.
+            # A write may store only some of the bytes, for example when the disk becomes full. The next one
+            # fails.
             while remaining:
                 remaining = remaining[log.write(remaining) :]
         except OSError as error:

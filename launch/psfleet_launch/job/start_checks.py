@@ -1,8 +1,7 @@
-"""Checks of the script, variables and devices before anything starts, so that an error is one line and
-comes at once.
+"""Checks of the script, variables and devices before a process is started.
 
-Without them a server would refuse a wrong device or variable after it has loaded, and a worker a wrong
-script after all servers are ready.
+They report an error in one line and at once. Without them a server would report a wrong device or variable
+only after loading, and a worker would report a wrong script only after all servers are ready.
 """
 
 import os
@@ -22,8 +21,13 @@ from psfleet.core.runtime.strategy import resolve
 
 
 def check_source(path: Path, what: str) -> None:
-    """Refuse a Python file that cannot be compiled; `what` names it, as in "script 'train.py'"."""
-    # Python also runs archives and compiled files. They are not checked.
+    """Raise ConfigError if a Python file is missing or cannot be compiled.
+
+    Args:
+        path: Path of the file.
+        what: Name of the file in the error, such as "script 'train.py'".
+    """
+    # Python can also run archives and compiled files. These are not checked.
     if path.suffix == ".pyc" or zipfile.is_zipfile(path):
         return
     try:
@@ -38,12 +42,13 @@ def check_source(path: Path, what: str) -> None:
 
 
 def check_variables(variables: Mapping[str, str] = os.environ) -> None:
-    """Refuse a wrong variable of the user, which every process of the job would inherit and refuse."""
+    """Raise ConfigError if a variable of the user has a wrong value. Every process of the job would fail."""
     resolve(None, from_variables(UserSettings, variables).get("strategy", ""))
 
 
 def check_this_machine(settings: JobSettings) -> None:
-    """Refuse a GPU or a folder for tables that this machine does not have. For servers that run here."""
+    """Raise ConfigError if this machine lacks the GPU or the folder for tables that servers here will
+    need."""
     if settings.device == "disk" and not settings.disk:
         raise ConfigError("--device is 'disk', which needs a folder; name it with --server-disk")
     if settings.disk:
@@ -56,7 +61,8 @@ def check_this_machine(settings: JobSettings) -> None:
                 "another folder"
             ) from None
     if settings.device == "cuda":
-        # In another process, because a process that has used CUDA keeps memory of the GPU until it ends.
+        # Run in another process, because a process that has used CUDA occupies memory of the GPU until it
+        # ends.
         look = (
             "from psfleet.core.engine.tables.memory_choice import why_no_gpu; print(why_no_gpu())"
         )

@@ -1,1 +1,2 @@
-"""Observability of a job: the metrics of all its processes, and a page that shows them."""
+"""Observability of a job: metrics of all processes, the history, and the page and the report that show
+them."""

@@ -1,8 +1,11 @@
-"""Reads the metrics of all processes of a job, and turns them into frames of figures.
+"""Reads the metrics of all processes of a job, and computes the figures of all panels from them.
 
-The `Recorder` looks every 2 s in a thread of its own. Its frames answer the question of each panel, and go
-to the history, the progress line, TensorBoard and the page. A server that does not answer within 2 s is left
-out of a look.
+A *panel* is one chart, such as "Steps per second", with a query on the metrics. A *look* is one reading of
+all metrics. A *frame* has the values of all panels at one look.
+
+The `Recorder` makes a look and a frame every 2 s, in its own thread. The frames are used by the history,
+the progress line, TensorBoard and the page. A server that does not answer within 2 s is missing in the
+look.
 """
 
 import contextlib
@@ -26,16 +29,17 @@ from psfleet_launch.supervision.scaling_requests import EVERY, ServerUsage, want
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-_REPLY_TIMEOUT = 2.0  # seconds for the answer of a server; a silent server is left out
-_LONGEST = 86_400.0  # seconds after which the call for the figures of the end is made again
-_LAST_TIMEOUT = 1.0  # seconds for the figures of servers that have ended
+_REPLY_TIMEOUT = 2.0  # seconds for the reply of a server; a silent server is left out
+_LONGEST = 86_400.0  # seconds after which the call for the final metrics is repeated
+_LAST_TIMEOUT = 1.0  # seconds for the final metrics of servers that have ended
 _EVERY = 2.0  # seconds between two looks
-_KEPT = 60  # figures that matter
+_KEPT = 60  # number of measurements that are stored
 _PAUSE = 60.0  # seconds until the next request, so that the effect of the last one can be seen
 
 
 def process_metrics(timeline: Timeline) -> "list[Metric]":
-    """Return what the launcher itself counts of the processes of a job, by role and rank."""
+    """Return the launcher's own metrics of a job's processes: running, deaths, restarts, hangs and
+    takeovers."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 
     labels = ["role", "rank"]
@@ -66,15 +70,16 @@ def process_metrics(timeline: Timeline) -> "list[Metric]":
 
 
 class FleetReader:
-    """Reads the metrics of a job. Any thread may read.
+    """Reads the metrics of a job from its servers. Any thread may read.
 
-    Training ends between two looks, which are 2 s apart. So each server also gets a call that it answers
-    when it ends, with the last figures of the workers.
+    The last steps of training happen after the last regular look. So each server also gets a call that it
+    answers when it ends, with its final metrics (`read_last`).
 
     Args:
-        endpoints: Endpoints of its servers; the runner of the job changes them when servers start.
-        environment: Credentials of the launcher for the servers.
-        timeline: Returns the state of the job.
+        job: Name of the job.
+        endpoints: Endpoints of the servers. The job runner changes this list when servers start.
+        environment: Environment with the launcher's credentials.
+        timeline: Function that returns the state of the job.
     """
 
     def __init__(
@@ -90,15 +95,15 @@ class FleetReader:
         self._timeline = timeline
         self._lock = threading.Lock()
         self._channels: dict[str, Any] = {}
-        self._ends: dict[str, Any] = {}  # by endpoint the call that the server answers at its end
-        self._lasts: dict[str, bytes] = {}  # by endpoint such an answer
+        self._ends: dict[str, Any] = {}  # call for the final metrics of a server, by endpoint
+        self._lasts: dict[str, bytes] = {}  # reply to this call, by endpoint
 
     def read(self) -> "list[Metric]":
-        """Return all families now, each sample with the labels job, role and rank."""
+        """Return the present metrics of all processes. Each sample has the labels job, role and rank."""
         return self._families(self._of_processes())
 
     def read_last(self) -> "list[Metric]":
-        """Return all families as they were when the servers ended. Every server must have ended."""
+        """Return the metrics as they were when the servers ended. Every server must have ended."""
         return self._families(self._of_ends())
 
     def _families(self, of_processes: "Iterable[Metric]") -> "list[Metric]":
@@ -120,7 +125,7 @@ class FleetReader:
 
     def _of_processes(self) -> "Iterator[Metric]":
         with self._lock:
-            import grpc  # here: a job that is not watched does without
+            import grpc  # imported here, because only watched jobs need it
 
             from psfleet.core.net.connections.access import Access
             from psfleet.core.net.connections.channel import open_channel
@@ -159,7 +164,12 @@ class FleetReader:
             yield from self._decoded(last)
 
     def _take_last(self, endpoint: str, timeout: float = 0.0) -> bool:
-        """Keep what a server answered at its end, and return whether the call is over."""
+        """Store the reply that a server gives at its end. Return whether the call is over.
+
+        Args:
+            endpoint: Endpoint of the server.
+            timeout: Seconds to wait for the reply.
+        """
         import grpc
 
         try:
@@ -167,7 +177,7 @@ class FleetReader:
         except grpc.FutureTimeoutError:
             return False
         except (grpc.RpcError, grpc.FutureCancelledError):
-            pass  # it was killed, or another process has its place
+            pass  # the server was killed, or another process is at its endpoint
         return True
 
     def _decoded(self, reply: bytes) -> "Iterator[Metric]":
@@ -187,7 +197,7 @@ class FleetReader:
 
 
 def look_at(families: "Sequence[Metric]") -> Look:
-    """Return the samples by name, as panels ask for them."""
+    """Return a look with these metrics, in the form that panels query."""
     look = Look(time.time())
     for family in families:
         for sample in family.samples:
@@ -198,12 +208,14 @@ def look_at(families: "Sequence[Metric]") -> Look:
 
 
 class Recorder:
-    """A thread that looks at the job every 2 s, and hands on the answers to the panels' questions as frames.
+    """Thread that reads the metrics of a job every 2 s, and computes a frame: the values of all panels.
 
     Args:
-        listeners: Called with each frame, in the thread.
-        on_look: Called with each look, in the thread.
-        read_last: Reads the figures of the end, in place of `read`. Without it the last look is the end.
+        read: Function that reads the metrics.
+        listeners: Functions to call with each frame, in the thread.
+        every: Seconds between two frames.
+        read_last: Function that reads the final metrics after the end of the job, or None for no final frame.
+        on_look: Function to call with each look (the metrics of one reading), in the thread.
     """
 
     def __init__(
@@ -224,7 +236,7 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="psfleet-watch", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. If it runs already it looks at once, because the servers have changed."""
+        """Start the thread. If it is running already, make a look now, because the servers have changed."""
         if self._thread.ident is None:
             self._thread.start()
             return
@@ -233,7 +245,7 @@ class Recorder:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """End the thread after a last look."""
+        """End the thread, after a last frame."""
         with self._changed:
             self._stops = True
             self._changed.notify_all()
@@ -262,7 +274,12 @@ class Recorder:
 
 
 def replies(now: Look, before: Look) -> dict[str, Any]:
-    """Return, for each panel in order, its series by name."""
+    """Return a frame: the time, and for each panel in order the value of each series by name.
+
+    Args:
+        now: Present look.
+        before: Earlier look, needed to compute rates.
+    """
     return {
         "at": now.at,
         "panels": [
@@ -276,7 +293,7 @@ def replies(now: Look, before: Look) -> dict[str, Any]:
 
 
 def panel_texts() -> list[dict[str, Any]]:
-    """Return the texts of the page for each panel."""
+    """Return the texts of each panel for the page: section, title, unit, meaning, advice and alert."""
     return [
         {
             "section": panel.section,
@@ -292,9 +309,9 @@ def panel_texts() -> list[dict[str, Any]]:
 
 
 class ServerUsageWatch:
-    """Asks for more or fewer servers of a job with `--servers 2..8`, as `psfleet scale` does.
+    """Requests more or fewer servers for a job with `--servers 2..8`, as `psfleet scale` does for a user.
 
-    The recorder's thread hands in looks at the job, and the runner of the job asks.
+    The recorder's thread calls `add_look`. The job runner calls `ask` in the main thread.
     """
 
     def __init__(self, job: Job) -> None:
@@ -305,16 +322,20 @@ class ServerUsageWatch:
 
     @property
     def is_needed(self) -> bool:
-        """Flag: the number of servers may change."""
+        """True if --servers is a range, so that the number of servers may change."""
         return self._job.request.server_count.most > self._job.request.server_count
 
     def follow(self, servers: int) -> None:
-        """Judge this number of servers from now on. 0 stops it."""
+        """Start to measure the load with this number of servers. 0 stops measuring."""
         self._usages.clear()
         self._servers = servers if self.is_needed else 0
 
     def add_look(self, look: Look) -> None:
-        """Take what the servers use, unless the last look was less than `EVERY` ago or one did not answer."""
+        """Record the memory and processor time of the servers in a look.
+
+        A look is ignored if the last measurement was less than `EVERY` seconds ago, or if a server is
+        missing.
+        """
         used = look.select("psfleet_cpu_seconds_total", {"role": "server"})
         is_due = not self._usages or look.at >= self._usages[-1].at + EVERY
         if not is_due or len(used) != self._servers:
@@ -323,13 +344,14 @@ class ServerUsageWatch:
             Level("psfleet_memory_used_bytes", ("rank",)),
             Level("psfleet_memory_limit_bytes", ("rank",)),
         )
-        # With rows on disk, rows fill all memory, so that its use says nothing.
+        # With --disk, servers use all memory for rows before they write rows to disk. Used memory then says
+        # nothing.
         shares = {} if self._job.request.disk else memory.evaluate(look, look)
         fullest, cpu = max(shares.values(), default=0.0), sum(seconds for _, seconds in used)
         self._usages.append(ServerUsage(look.at, self._servers, fullest, cpu))
 
     def ask(self) -> str:
-        """Ask for another number of servers if one is wanted, and return a line that says why, or "".
+        """Request another number of servers if the load calls for it. Return a line with the reason, or "".
 
         Raises:
             OSError: The request cannot be written.

@@ -1,9 +1,9 @@
-"""The file `history.jsonl` beside the logs of a job: its events, and its figures over time.
+"""History of a job: its events, and its figures over time, in the file `history.jsonl` beside the logs.
 
-The launcher appends a line for each event and each frame of figures, so that a job whose launcher is killed
-has its history too. The file stays small: when it has many frames, those before the last 5 minutes are
-thinned out evenly over time, and the oldest events are dropped. docs/formats.md describes the lines. What
-the events mean is in `job_timeline.py`.
+The launcher appends a line for each event and for each frame (the figures of all panels at one time). So
+the history exists even if the launcher is killed. The file stays small: when there are many frames, those
+older than 5 minutes are thinned out evenly, and the oldest events are dropped. docs/formats.md describes
+the lines, and `job_timeline.py` interprets the events.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ Figures = Mapping[str, float | None]
 
 
 def heading(job: Job, engine: str, version: str, machines: Mapping[str, Sequence[Member]]) -> Any:
-    """The fields of the first line."""
+    """Return the content of the first line: the job, its settings, machines and panels."""
     request = job.request
     settings = {
         "servers": request.servers,
@@ -93,13 +93,13 @@ def heading(job: Job, engine: str, version: str, machines: Mapping[str, Sequence
 
 @dataclass
 class PastJob:
-    """The history of a job so far. Events are added with `add`.
+    """History of a job so far, in memory. `add` adds an event.
 
     Attributes:
         events: Events, oldest first.
         timeline: State of the job after these events.
-        frames: Time and figures of each look at the job, oldest first: for each panel a value by series.
-        dropped: Number of events that the history had no room for.
+        frames: Frames, oldest first: a time, and for each panel a value by series.
+        dropped: Number of old events that were dropped to keep the history small.
     """
 
     heading: dict[str, Any]
@@ -109,7 +109,7 @@ class PastJob:
     dropped: int = 0
 
     def add(self, event: JobEvent) -> None:
-        """Take the next event."""
+        """Add the next event."""
         self.events.append(event)
         self.timeline.add(event)
 
@@ -120,18 +120,18 @@ class PastJob:
 
     @property
     def servers(self) -> int:
-        """Number of servers of the job now, without those that are being added."""
+        """Present number of servers, without servers that are being added."""
         return self.timeline.servers or int(self.heading["settings"]["servers"])
 
     def last(self, title: str) -> Figures:
-        """Return the last known value of each series of a panel, or {} without any."""
+        """Return the last known value of each series of a panel, or {} if there are no values."""
         figures: dict[str, float | None] = {}
         for series in self.panel(title):
             figures |= series
         return figures
 
     def usual(self, title: str) -> Figures:
-        """Return the median of each series of a panel, of the values that are not 0."""
+        """Return the median of each series of a panel over all frames. Values of 0 are left out."""
         values: dict[str, list[float]] = {}
         for series in self.panel(title):
             for name, value in series.items():
@@ -152,15 +152,16 @@ class PastJob:
 
 
 class JobHistory:
-    """Keeps the history of a running job, and writes it to its file. Any thread may call.
+    """Records the history of a running job in memory and in its file. Any thread may call the methods.
 
-    The file has what memory has, so it is written again from there when the history is shortened. A full disk
-    ends the file, not the job.
+    Memory and file have the same content. When the history is shortened, the file is written again from
+    memory. If the disk is full, nothing more is written to the file, and the job continues.
 
     Args:
-        fields: Fields of the first line, see `heading`.
-        epoch: Seconds from 1970 to the beginning of the monotonic clock; by default of this process's.
-        host: Returns the machine of a process that has been started.
+        folder: Folder of the job's logs.
+        fields: Content of the first line, from `heading`.
+        epoch: Time of the monotonic clock's zero, in seconds since 1970, or None for this process's clock.
+        host: Function that returns the machine of a process that has been started.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class JobHistory:
         self._epoch = time.time() - time.monotonic() if epoch is None else epoch
         self._host = host
         self._job = PastJob(dict(fields))
-        self._frames = 0  # that were added
+        self._frames = 0  # number of frames added so far
         self._is_over = False
         self._bytes = 0
         self._file: int | None = None
@@ -183,14 +184,19 @@ class JobHistory:
             self._rewrite()
 
     def take(self, item: Event | Shown | Action, now: float) -> None:
-        """Record an event or an action of the job at this time of the monotonic clock."""
+        """Record an event or an action of the job.
+
+        Args:
+            item: Event, output or action.
+            now: Its time on the monotonic clock.
+        """
         for event in self._events_of(item, self._epoch + now):
             with self._changed:
                 self._job.add(event)
                 self._write({"event": event.document()})
 
     def add_frame(self, frame: Mapping[str, Any]) -> None:
-        """Record a frame of figures: its time, and for each panel a value by series."""
+        """Record a frame: a time, and for each panel a value by series."""
         with self._changed:
             self._job.frames.append(dict(frame))
             self._frames += 1
@@ -198,12 +204,12 @@ class JobHistory:
             self._changed.notify_all()
 
     def timeline(self) -> Timeline:
-        """Return the state of the job now, which later events do not change."""
+        """Return a copy of the present state of the job, which later events do not change."""
         with self._changed:
             return copy(self._job.timeline)
 
     def so_far(self) -> PastJob:
-        """Return the job so far, also if the disk is full."""
+        """Return a copy of the history so far, from memory."""
         with self._changed:
             job = self._job
             return replace(
@@ -211,7 +217,8 @@ class JobHistory:
             )
 
     def follow(self) -> Iterator[list[dict[str, Any]]]:
-        """Yield the kept frames, then new frames about every 2 s, until `end_streams`."""
+        """Yield lists of frames: first all recorded frames, then new ones about every 2 s, until
+        `end_streams`."""
         with self._changed:
             frames, count = copy(self._job.frames), self._frames
         yield frames
@@ -225,7 +232,7 @@ class JobHistory:
             yield frames
 
     def end_streams(self) -> None:
-        """End every `follow`, after the frames so far."""
+        """End all iterators of `follow`, after the frames recorded so far."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -260,7 +267,7 @@ class JobHistory:
                 yield JobEvent(at, "finished", code=code)
 
     def _write(self, content: Mapping[str, Any]) -> None:
-        """Append a line, or write the whole file again if the history had to be shortened."""
+        """Append a line to the file, or write the whole file again if the history was shortened."""
         line = _line(content)
         self._bytes += len(line)
         is_shortened = self._shorten()
@@ -270,7 +277,7 @@ class JobHistory:
             if is_shortened:
                 self._rewrite()
             elif os.write(self._file, line) < len(line):
-                self._end()  # nothing may follow half a line
+                self._end()  # nothing may follow an incomplete line
         except OSError:
             self._end()
 
@@ -280,7 +287,8 @@ class JobHistory:
             self._file = None
 
     def _shorten(self) -> bool:
-        """Drop half of the frames and the oldest events if the history is long. Returns whether it was."""
+        """Drop half of the frames, and the oldest events, if the history is long. Return whether this was
+        done."""
         job = self._job
         is_short = len(job.frames) <= _MOST_FRAMES and len(job.events) <= _MOST_EVENTS
         if is_short and self._bytes <= _MOST_BYTES:
@@ -304,6 +312,8 @@ class JobHistory:
         lines += [{"event": event.document()} for event in job.events]
         lines += [{"frame": _rounded(frame)} for frame in job.frames]
         content = b"".join(map(_line, lines))
+        # The new file replaces the old one when it is complete, so that a reader never sees part of it. The
+        # descriptor refers to the old file, so it must be opened again.
         let_appear(self._path, lambda draft: draft.write_bytes(content))
         self._end()
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -311,7 +321,13 @@ class JobHistory:
 
 
 def thinned(times: Sequence[float], most: int, newest: int) -> list[int]:
-    """Select the moments to keep, at most `most`: all of the `newest`, and older ones evenly over time."""
+    """Return the positions of the times to keep: the last `newest` ones, and older ones evenly over time.
+
+    Args:
+        times: Times in ascending order.
+        most: Maximum number of times to keep.
+        newest: Number of last times that are all kept.
+    """
     old, newest_moments = (
         range(max(len(times) - newest, 0)),
         range(max(len(times) - newest, 0), len(times)),
@@ -319,13 +335,14 @@ def thinned(times: Sequence[float], most: int, newest: int) -> list[int]:
     bins = most - len(newest_moments)
     if len(old) <= bins:
         return [*old, *newest_moments]
+    # Divide the time of the old frames into bins of equal length, and keep the last frame of each bin.
     span = times[old[-1]] - times[0] or 1.0
     last = {int((times[n] - times[0]) / span * (bins - 1)): n for n in old}
     return [*sorted(last.values()), *newest_moments]
 
 
 def _rounded(frame: Mapping[str, Any]) -> dict[str, Any]:
-    """Nine digits are enough for a curve."""
+    """Return a frame with values rounded to nine digits, which is enough for a curve."""
     panels = [
         {name: None if value is None else float(f"{value:.9g}") for name, value in series.items()}
         for series in frame["panels"]
@@ -338,15 +355,15 @@ def _line(content: Any) -> bytes:
 
 
 def read_history(folder: Path) -> PastJob:
-    """The history of the job with these logs.
+    """Read the history of a job from the folder of its logs.
 
     Raises:
-        FileNotFoundError: It has none.
-        FrameError: It is damaged or of another version.
+        FileNotFoundError: The job has no history.
+        FrameError: The file is damaged or of another version.
     """
     with reading(folder / HISTORY, FrameError):
         content = read_small(folder / HISTORY, _READABLE)
-        # The launcher may be writing the last line, or was killed while it did.
+        # Ignore an incomplete last line: the launcher may be writing it, or was killed while writing.
         first, *lines = content[: content.rfind(b"\n") + 1].splitlines() or [b""]
         values = exact(_FORMAT.parse(first), "heading", **_HEADING)
         job = PastJob(dict(zip(_HEADING, values, strict=True)))

@@ -1,8 +1,8 @@
-"""State of a job after its events so far: its processes, its faults, and how often each process died.
+"""State of a job after its events so far: its processes, its faults, and how often each process has died.
 
-`Timeline.add` takes the events of a job one by one. The launcher feeds it while the job runs, and
-`read_history` feeds it the events of a file, so that metrics, page, report and `psfleet top` count the same
-deaths. Pure.
+`Timeline.add` adds the events of a job one by one. The launcher calls it while the job runs, and
+`read_history` calls it with the events of a file. So metrics, page, report and `psfleet top` always show
+the same numbers.
 """
 
 from collections import Counter, deque
@@ -15,19 +15,19 @@ from psfleet.core.base.panels.panel import number_text
 
 _MOST_FAULTS = 4000
 Who = tuple[str, str]
-"""Role and rank of a process, as the labels of its metrics."""
+"""Role and rank of a process, such as ("worker", "1"), as in the labels of its metrics."""
 
 
 @dataclass(frozen=True)
 class JobEvent:
-    """An event in the life of a job, as a line of its history.
+    """An event of a job, as a line of its history.
 
     Attributes:
-        at: Seconds since the epoch.
+        at: Time, in seconds since the epoch.
         kind: `started`, `ready`, `ended`, `hung`, `takeover`, `moved`, `stop`, `said` or `finished`.
-        member: The process that the event is about, or "" for the job.
+        member: Process that the event is about, or "" for the whole job.
         code: Exit code of a process or of the job, as in subprocess.
-        text: Machine of a start; previous primary of a takeover; otherwise a cause or a sentence for people.
+        text: For `started` the machine, for `takeover` the previous primary, otherwise a cause or a sentence.
     """
 
     at: float
@@ -43,16 +43,16 @@ class JobEvent:
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a job, as its events show it.
+    """State of a process of a job, according to the events so far.
 
     Attributes:
-        series: Name of the process in the figures. A standby that took over has the name of its server.
+        series: Name of the process in the figures. A standby that has taken over has the name of its server.
         started: Time of the last start, in seconds since the epoch.
         starts: Number of starts.
         machine: Machine of the last start, or "" if unknown.
-        code: Exit code, or None while the process runs.
-        cause: Cause of the end, if one is known.
-        replaces: Server whose place the process has taken since it started.
+        code: Exit code, or None while the process is running.
+        cause: Cause of the end, or "" if it is not known.
+        replaces: Primary that this process has replaced in a takeover, or "" if there was none.
     """
 
     name: str
@@ -67,12 +67,12 @@ class Process:
 
 @dataclass(frozen=True)
 class Fault:
-    """A death, silence, takeover, restart, request to end, or the first NaN.
+    """A death, hang, takeover, restart or request to end, or the first NaN.
 
     Attributes:
-        member: The process, or "" for the job.
-        mark: Kind of the line that charts show at this moment.
-        text: What happened, without the name of the process.
+        member: Process, or "" for the whole job.
+        mark: Kind of the vertical line in the charts at this time.
+        text: Description, without the name of the process.
     """
 
     at: float
@@ -85,17 +85,19 @@ class Timeline:
     """State of a job after the events so far.
 
     Attributes:
-        processes: Processes by name in the order of their starts, without servers that a standby replaced.
+        processes: Processes by name, in the order of their starts, without servers that were replaced by a
+            standby.
         faults: The last faults, oldest first.
         moves: Time and text of each change of the number of servers.
-        servers: Number of servers after the last change, or None if there was none.
-        code: Exit code of the job, or None if it has not ended.
-        first_nonfinite: What was said about the first NaN or infinity, or "".
+        servers: Number of servers after the last change, or None if there was no change.
+        code: Exit code of the job, or None if the job has not ended.
+        first_nonfinite: Message about the first NaN or infinity, or "".
         last: Time of the last event, in seconds since the epoch.
-        known: Processes in the order of their starts, by role and rank. Those below count by these.
-        alive: Names of the processes that run.
+        known: Roles and ranks of all processes, in the order of their starts. Keys of the counters.
+        alive: Names of the running processes.
         promotions: Number of takeovers that have begun.
-        takeovers: By rank, the number of finished takeovers and their seconds from death to answer.
+        takeovers: For each rank, the number of completed takeovers, and their total seconds from the death
+            of the server to the first reply of its standby.
     """
 
     def __init__(self) -> None:
@@ -114,24 +116,26 @@ class Timeline:
         self.promotions = 0
         self.takeovers: dict[str, tuple[int, float]] = {}
         self._ends: dict[str, float] = {}
-        self._heirs: dict[str, tuple[str, float]] = {}  # standby: its server, and when that died
+        self._heirs: dict[
+            str, tuple[str, float]
+        ] = {}  # for each standby that takes over: its server, and the time of its death
         self._leaders: dict[
             str, str
         ] = {}  # standbys that took over, with the names of their series
 
     def __copy__(self) -> "Timeline":
-        """Return a timeline that later events of this one do not change."""
+        """Return a copy that later events do not change."""
         twin = Timeline()
         vars(twin).update({name: copy(value) for name, value in vars(self).items()})
         return twin
 
     def who(self, member: str) -> Who:
-        """Return role and rank of a process: a standby that took over counts as a server."""
+        """Return role and rank of a process. A standby that has taken over has the role "server"."""
         role, rank = self._series(member).split()
         return role, rank
 
     def add(self, event: JobEvent) -> None:
-        """Take the next event."""
+        """Add the next event."""
         self.last = max(self.last, event.at)
         member, text = event.member, event.text
         match event.kind:
@@ -203,13 +207,13 @@ class Timeline:
         self.faults.append(Fault(event.at, event.member, mark, text))
 
     def _series(self, member: str) -> str:
-        """Name of a process in the figures: `worker 1` for `worker 1 stage 0`."""
+        """Return the name of a process in the figures, such as `worker 1` for `worker 1 stage 0`."""
         role, rank, *copy_number = member.split()
         is_standby = role == "server" and copy_number
         return self._leaders.get(member, f"{'standby' if is_standby else role} {rank}")
 
 
 def exit_words(code: int, cause: str = "") -> str:
-    """Return `signal 9` or `exit code 1`, with the cause if it is known."""
+    """Return an exit code in words, `signal 9` or `exit code 1`, with the cause if it is known."""
     words = f"signal {-code}" if code < 0 else f"exit code {code}"
     return f"{words}: {cause}" if cause else words

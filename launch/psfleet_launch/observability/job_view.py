@@ -1,8 +1,8 @@
-"""State, figures, processes and alerts of a job at one moment, for the page, the report and the terminal.
+"""State, figures, processes and alerts of a job at one time, for the page, the report and the terminal.
 
-`view_of` turns the history of a job into a `JobView`. `page_and_report.py` draws it in a browser,
-`console/top.py` in a terminal, and the launcher shows `progress_line` below the output of the script. Open
-this file when a figure, a state or an alert is wrong everywhere. Pure.
+`view_of` computes a `JobView` from the history of a job. `page_and_report.py` shows it in a browser and
+`console/top.py` in a terminal. The launcher shows `progress_line` below the output of the script. If a
+figure, a state or an alert is wrong in all of them, look for the error here.
 """
 
 import operator
@@ -26,15 +26,15 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {"==": operator.eq, "
 _RECENT = 30  # frames in which a worker of a running job is slow: a minute
 
 SLOW = 1.5
-"""A worker is called slow if its steps take this many times the median of the others."""
+"""A worker is slow if its steps take at least this many times the median of the other workers' steps."""
 
 Ask = Callable[[str], Figures]
-"""Returns the figures of a panel by its title."""
+"""Function that returns the figures of a panel, given its title."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of the overview, with a note. `mood` is `bad` or empty."""
+    """A number in the overview, with a note. `mood` is `bad` to show it as an error, or empty."""
 
     label: str
     value: str
@@ -48,9 +48,9 @@ class ProcessView:
 
     Attributes:
         series: Name of the process in the figures.
-        words: What it does, such as `runs, restarted once`.
-        mood: `good`, `warn` or `bad`, or empty for a process that has ended well.
-        speed: Steps per second of a worker, pushes per second of a server.
+        words: State in words, such as `runs, restarted once`.
+        mood: Colour of the state: `good`, `warn` or `bad`, or empty for a process that has ended regularly.
+        speed: Steps per second of a worker, or pushes per second of a server.
     """
 
     name: str
@@ -65,15 +65,15 @@ class ProcessView:
 
 @dataclass(frozen=True)
 class FiredAlert:
-    """An alert that is or was in force.
+    """An alert that is active now or was active.
 
     Attributes:
         name: Name, as in docs/alerts.yml.
         severity: `warning` or `critical`.
-        title: Title of its panel.
-        when: Its condition, as in `> 0.9`.
-        series: Series of the panel, or "" if it has one.
-        until: When the alert ended, or None while it is in force.
+        title: Title of the alert's panel.
+        when: Condition, such as `> 0.9`.
+        series: Series of the panel, or "" if the panel has only one.
+        until: Time at which the alert ended, or None while it is active.
     """
 
     name: str
@@ -87,16 +87,16 @@ class FiredAlert:
 
 @dataclass(frozen=True)
 class JobView:
-    """A job at one moment.
+    """State of a job at one time, as it is shown to users.
 
     Attributes:
-        job: History that the view shows.
-        state: Whether the job is over, how, and when it ran, in a sentence.
-        badge: The same in a word or a few, and its mood.
+        job: History of the job.
+        state: Sentence that says whether the job is over, how it has ended, and when it ran.
+        badge: State in one or a few words, and its mood (`good`, `warn`, `bad` or empty).
         processes: Processes, servers first.
-        alerts: Alerts in force. Of a job that is over, all that there were.
+        alerts: Active alerts. For a job that is over, all alerts that were active.
         faults: Faults, oldest first.
-        marks: Time, kind and text of each line in the charts.
+        marks: Time, kind and text of each vertical line in the charts.
     """
 
     job: PastJob
@@ -111,12 +111,21 @@ class JobView:
 
     @property
     def ask(self) -> Ask:
-        """The figures that count: of a running job those of now, otherwise the last ones, or usual rates."""
+        """Function that returns the figures to show for a panel.
+
+        For a running job these are the present values, for a job that is over the last values. Rates at the
+        end are 0, so for a job that is over the median is shown instead.
+        """
         return _ask(self.job, self.is_running)
 
 
 def view_of(job: PastJob, is_running: bool) -> JobView:
-    """Return the view of a job whose launcher runs or does not run. A recorded end counts in any case."""
+    """Return the view of a job.
+
+    Args:
+        job: History of the job.
+        is_running: True if the launcher is running. A job whose history has an end is over in any case.
+    """
     is_running = is_running and job.code is None  # the launcher writes the report at its end
     processes = list(_processes(job, is_running))
     alerts = [alert for alert in fired_alerts(job) if alert.until is None or not is_running]
@@ -141,18 +150,15 @@ def _ask(job: PastJob, is_running: bool) -> Ask:
     def at_end(title: str) -> Figures:
         if title == "Time left":
             return {}
-        # At the end no rate is left, so the usual one is shown.
+        # Rates are 0 at the end, so show the median.
         is_rate = units.get(title) in ("cps", "Bps") or title == "CPU cores in use"
         return job.usual(title) if is_rate else job.last(title)
 
     return at_end
 
 
-# State
-
-
 def state(job: PastJob, is_running: bool) -> str:
-    """Return in a sentence whether the job is over, how, and when it ran."""
+    """Return a sentence that says whether the job is over, how it has ended, and when it ran."""
     seconds, began = _seconds(job), job.heading["began"]
     span, (day, since), (last_day, until) = (
         number_text(seconds, "s"),
@@ -169,7 +175,7 @@ def state(job: PastJob, is_running: bool) -> str:
 
 
 def _seconds(job: PastJob) -> float:
-    """Seconds from the start of the job to the last event or frame."""
+    """Return the seconds from the start of the job to the last event or frame."""
     began = job.heading["began"]
     last = job.frames[-1]["at"] if job.frames else began
     return float(max(began, job.timeline.last, last) - began)
@@ -207,9 +213,6 @@ def _badge(
     return f"runs, {_counted(len(alerts), 'alert')}", "bad" if is_critical else "warn"
 
 
-# Processes
-
-
 def _processes(job: PastJob, is_running: bool) -> Iterator[ProcessView]:
     machines = {
         member: machine
@@ -240,7 +243,11 @@ def _processes(job: PastJob, is_running: bool) -> Iterator[ProcessView]:
 
 
 def _in_order(job: PastJob) -> Iterator[Process]:
-    """Yield the processes, servers first. Each process of a pipeline has a seat, which names its figures."""
+    """Yield the processes, servers first. Processes of workers are numbered, because figures have these
+    numbers.
+
+    (In a pipeline a worker has several processes.)
+    """
 
     def order(process: Process) -> tuple[str, list[int]]:
         numbers = [int(number) for number in re.findall(r"\d+", process.name)]
@@ -254,7 +261,7 @@ def _in_order(job: PastJob) -> Iterator[Process]:
 
 
 def _state_of(job: PastJob, process: Process, is_running: bool) -> tuple[str, str]:
-    """Return what a process does, and its mood."""
+    """Return the state of a process in words, and its mood."""
     if process.code is not None:
         if process.code == 0:
             return "finished", ""
@@ -280,16 +287,20 @@ def _state_of(job: PastJob, process: Process, is_running: bool) -> tuple[str, st
 
 
 def _slow_workers(job: PastJob, is_running: bool) -> dict[str, float]:
-    """Step time of each slow worker, as a multiple of that of other workers: now, or of the whole job."""
+    """Return, for each slow worker, its step time divided by the median of the other workers' step times.
+
+    For a running job only recent steps are used, for a job that is over all steps.
+    """
     recent = replace(job, frames=job.frames[-_RECENT:]) if is_running else job
     return {worker: ratio for worker, _, _, ratio in step_times(recent) if ratio >= SLOW}
 
 
 def step_times(job: PastJob) -> Iterator[tuple[str, float, float, float]]:
-    """Yield each worker, its step time with and without waiting, and its speed against other workers.
+    """Yield (worker, step time, step time without waiting, ratio) for each worker, the slowest first.
 
-    In sync mode all workers have the step time of the slowest, and the slowest is the worker that spends the
-    least time in pulls and waits. So speeds are compared without this time. The slowest worker comes first.
+    The ratio is the step time without waiting, divided by the median of the other workers. Time in pulls
+    and waits is left out, because in sync mode all workers have the step time of the slowest one, and
+    faster workers wait longer.
     """
     steps = _means(job.panel("Step time by worker"))
     pulls, waits = _means(job.panel("Time in pulls")), _means(job.panel("Time waiting"))
@@ -312,11 +323,8 @@ def _means(frames: Iterable[Figures]) -> dict[str, float]:
     return {name: statistics.fmean(known) for name, known in values.items()}
 
 
-# Alerts and marks
-
-
 def fired_alerts(job: PastJob) -> Iterator[FiredAlert]:
-    """Yield, for each series of each panel with an alert, the times in which the alert was in force."""
+    """Yield each period in which an alert was active, for all series of all panels with an alert."""
     for panel in job.heading["panels"]:
         if alert := panel.get("alert"):
             yield from _of_panel(job, panel["title"], alert)
@@ -351,7 +359,7 @@ def _of_panel(job: PastJob, title: str, alert: Mapping[str, Any]) -> Iterator[Fi
 
 
 def _marks(job: PastJob) -> list[tuple[float, str, str]]:
-    """Deaths, restarts, takeovers, moves and snapshots, for the charts."""
+    """Return time, kind and text of deaths, restarts, takeovers, moves and snapshots, for the charts."""
     marks = [
         (fault.at, fault.mark, f"{fault.member or 'job'}: {fault.text}")
         for fault in job.timeline.faults
@@ -360,20 +368,19 @@ def _marks(job: PastJob) -> list[tuple[float, str, str]]:
     last = -1.0
     for frame, series in zip(job.frames, job.panel("Age of the last snapshot"), strict=False):
         age = series.get("")
-        # Two looks place the same snapshot a little apart, because clocks are not exact.
+        # The time of the same snapshot differs a little between two frames, because clocks are not exact.
         if age is not None and (at := frame["at"] - age) > last + 0.01:
             last = at
             marks.append((round(at, 3), "snapshot", "snapshot"))
     return sorted(marks)[-_MOST_MARKS:]
 
 
-# Figures
-
-
 def progress_line(ask: Ask) -> str:
-    """Return `1,204 steps · 151 steps/s · 77.4 k samples/s · loss 0.4713 · 41,207 rows · 3.1 MiB/s`.
+    """Return the progress line, which the launcher and `psfleet top` show.
 
-    Figures that a job does not have are left out. The launcher and `psfleet top` show the same line.
+    `1,204 steps · 151 steps/s · 77.4 k samples/s · loss 0.4713 · 41,207 rows · 3.1 MiB/s`
+
+    Figures that a job does not have are left out.
     """
     traffic = {
         f"{title} {series}": rate
@@ -401,13 +408,13 @@ def progress_line(ask: Ask) -> str:
 
 
 def frame_progress(frame: Mapping[str, Any]) -> str:
-    """Return the progress line of one look at a running job, or "" before its first step."""
+    """Return the progress line of a running job from a frame, or "" before the first step."""
     ask = PastJob({"panels": panel_texts()}, frames=[dict(frame)]).newest
     return progress_line(ask) if any(_known(ask("Steps"))) else ""
 
 
 def logged(series: Figures) -> Iterator[tuple[str, str]]:
-    """Yield each name that scripts have logged, and the mean over the workers as text.
+    """Yield each name that scripts have logged, and the mean of its values over the workers, as text.
 
     Args:
         series: Figures of the panel "Logged values", by name and worker.
@@ -458,7 +465,7 @@ def _figures(job: PastJob, is_running: bool) -> Iterator[Figure]:
 
 
 def _loss(losses: Figures, is_running: bool) -> Figure:
-    """The mean of the workers' losses, or the names of those whose loss is not finite."""
+    """Return the mean of the workers' losses. If a loss is not finite, name the workers instead."""
     label, finite = "Loss" if is_running else "Final loss", _known(losses)
     if len(finite) < len(losses):
         nonfinite = ", ".join(name for name, value in losses.items() if value is None)

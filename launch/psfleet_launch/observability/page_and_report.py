@@ -1,8 +1,8 @@
-"""Draws a job in a browser: the page that `--watch` serves, and the report that stays when the job is over.
+"""HTML page of a job: served by `--watch` while the job runs, and written as a report when the job is over.
 
-Both are the same HTML file, which loads nothing. The page asks the launcher for its content; a report has it
-in the file. What they say comes from `job_view.py`. The charts are drawn by uPlot 1.6.32, as the npm package
-of that name has it; its licence is in the page.
+Both are the same HTML file, which loads no other files. The page requests its content from the launcher,
+and the report contains it. `job_view.py` computes the content. The charts are drawn by uPlot 1.6.32,
+unchanged from the npm package of this name; its licence is in the page.
 """
 
 import functools
@@ -29,7 +29,8 @@ from psfleet_launch.observability.job_view import (
 )
 
 Table = dict[str, Any]
-"""`title`, `columns`, `rows` of texts, and in `moods` for each row `good`, `warn`, `bad` or nothing."""
+"""A table as JSON: `title`, `columns`, `rows` of texts, and in `moods` the colour of each row (`good`,
+`warn`, `bad` or "")."""
 
 _PARTS = (
     "dashboard.css",
@@ -43,10 +44,11 @@ _CONTENT = '<script id="report" type="application/json">null</script>'
 
 
 def overview(view: JobView, faults: int = 0) -> dict[str, Any]:
-    """Return what the page shows above its charts.
+    """Return the content above the charts as JSON: state, figures, processes, alerts and faults.
 
     Args:
-        faults: Number of the newest faults to show, or 0 for all.
+        view: View of the job.
+        faults: Maximum number of faults, the newest ones, or 0 for all.
     """
     processes = _table(
         "Processes",
@@ -91,10 +93,11 @@ def _table(
 
 
 def dashboard_page(report: str = "null") -> str:
-    """Return the page.
+    """Return the HTML of the page.
 
     Args:
-        report: Content of the page, as JSON. Without it the page follows the job at the port that serves it.
+        report: Content of a report, as JSON. By default the page shows the running job whose launcher
+            serves it.
     """
     return _page().replace(_CONTENT, _CONTENT.replace("null", report.replace("<", "\\u003c")))
 
@@ -109,7 +112,11 @@ def _page() -> str:
 
 
 def write_report(folder: Path, to: Path | None = None) -> Path:
-    """Write the report of the job with these logs, by default into their folder, and return its path.
+    """Write the report of a job, and return its path.
+
+    Args:
+        folder: Folder of the job's logs.
+        to: Path of the report, or None for the folder of the logs.
 
     Raises:
         FileNotFoundError: The job has no history.
@@ -121,7 +128,7 @@ def write_report(folder: Path, to: Path | None = None) -> Path:
 
 
 def job_report(job: PastJob, is_running: bool = False) -> str:
-    """Return the report of a job."""
+    """Return the report of a job as HTML."""
     content = {
         "job": job.heading["job"],
         "overview": overview(view_of(job, is_running)),
@@ -134,7 +141,7 @@ def job_report(job: PastJob, is_running: bool = False) -> str:
 
 
 def tables(job: PastJob) -> list[Table]:
-    """Return the tables that only the report has."""
+    """Return the tables that are in the report and not on the page."""
     all_tables = [
         _table("The job", (), _facts(job)),
         _table(
@@ -183,7 +190,7 @@ def _facts(job: PastJob) -> Iterator[tuple[str, str]]:
 
 
 def slow_processes(job: PastJob) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the report about each worker's step time, see `step_times`."""
+    """Yield a row for each worker, with its step times (`step_times`) as texts, for the report."""
     for worker, step, without_waiting, ratio in step_times(job):
         note = "slow" if ratio >= SLOW else ""
         texts = number_text(step, "s"), number_text(without_waiting, "s"), f"{ratio:.2f}"

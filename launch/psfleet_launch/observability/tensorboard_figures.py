@@ -1,7 +1,7 @@
-"""The figures of a job as event files for TensorBoard, beside those that its workers write.
+"""Writes the figures of a job to event files for TensorBoard.
 
-`--tensorboard FOLDER` has the launcher write one scalar for each panel and series at every look at the job.
-The values that scripts log are not among them, because workers write every one of those.
+With `--tensorboard FOLDER` the launcher writes a scalar for each panel and series every 2 s. Values that
+scripts log are left out, because the workers write them to their own event files.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ _STEPS = next(number for number, panel in enumerate(PANELS) if panel.title == "S
 
 
 class FigureEvents:
-    """Writes each frame of the recorder as scalars, with a tag for each panel and series."""
+    """Writes each frame of the recorder as scalars. Each panel and series has its own tag."""
 
     def __init__(self, folder: Path) -> None:
         self._file = EventFile(folder)
 
     def add_frame(self, frame: Mapping[str, Any]) -> None:
-        """Write a frame of the recorder at the step that the panel "Steps" has."""
+        """Write a frame. Its step is the value of the panel "Steps"."""
         steps = frame["panels"][_STEPS].get("") or 0.0
         scalars = {
             f"{panel.title}/{name}".removesuffix("/"): value

@@ -1,7 +1,8 @@
-"""The port of `--watch`: the page of a job, its report, its events as a stream, and metrics for Prometheus.
+"""HTTP server of `--watch`: the page of a job, its report, a stream of updates, and metrics for Prometheus.
 
-On a loopback address every user of this machine may read it. On any other address a request needs the token
-of the job, over TLS. Each connection has a daemon thread, and silent connections cannot keep a browser out.
+On a loopback address every user of this machine may read them. On other addresses requests need TLS and the
+token of the job. Each connection has a daemon thread. Connections without requests cannot block other
+clients.
 """
 
 import contextlib
@@ -29,8 +30,8 @@ from psfleet_launch.observability.job_view import view_of, zone
 from psfleet_launch.observability.page_and_report import dashboard_page, job_report, overview
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_BROWSER_TIMEOUT = 2.0  # seconds for a browser to take what is left
-_MOST = 128  # connections that have not asked for anything yet
+_BROWSER_TIMEOUT = 2.0  # seconds for a browser to read the rest of a stream
+_MOST = 128  # maximum of connections without an admitted request
 _FAULTS = 8  # the newest, which the page shows
 _HTML, _PLAIN = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -41,10 +42,10 @@ class WatchPort:
     """Serves the page, the report and the metrics of a job, from `open` to `close`.
 
     Args:
-        address: `PORT` on the loopback address, or `HOST:PORT`. Port 0 stands for any free port.
+        address: `PORT` for the loopback address, or `HOST:PORT`. Port 0 means any free port.
 
     Attributes:
-        url: URL of the page, with the token if one is needed.
+        url: URL of the page, including the token if one is needed.
     """
 
     address: str
@@ -54,10 +55,10 @@ class WatchPort:
     url: str = ""
 
     def open(self) -> None:
-        """Listen.
+        """Begin to serve.
 
         Raises:
-            ConfigError: The port is taken, or the address is not of this machine.
+            ConfigError: The port is in use, or the address does not belong to this machine.
         """
         host, _, port = self.address.rpartition(":")
         host = host.strip("[]") or _LOOPBACK[0]
@@ -73,7 +74,7 @@ class WatchPort:
         is_plain = not is_open or self.job.request.insecure
         if not is_plain:
             context = self._certificate()
-            # The handshake comes with the first byte that the thread of a connection reads.
+            # The TLS handshake is done in the thread of each connection, at its first read.
             self._server.socket = context.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
@@ -84,16 +85,17 @@ class WatchPort:
         self._thread.start()
 
     def close(self) -> None:
-        """End the streams, and release the port and its connections."""
+        """End the streams of updates, and close the port and its connections."""
         self.history.end_streams()
         self._server.shutdown()
         self._thread.join()
         for stream in [*self._server.streams]:
-            stream.join(_BROWSER_TIMEOUT)  # so that its reader hears of the end
+            stream.join(_BROWSER_TIMEOUT)  # so that the browser gets the end of the stream
         self._server.server_close()
 
     def _certificate(self) -> ssl.SSLContext:
-        """Return the TLS context. Browsers can check its certificate with `watch-ca.pem` beside the logs."""
+        """Return the TLS context. Clients can verify its certificate with `watch-ca.pem` in the folder of
+        the logs."""
         from psfleet.core.net.connections.certificates import make_credentials
 
         credentials = make_credentials(self.job.folder / "watch")["server"]
@@ -104,17 +106,18 @@ class WatchPort:
 
 
 class _HttpServer(ThreadingHTTPServer):
-    """Gives each connection a thread. Browsers open silent ones too, which `close` does not wait for.
+    """HTTP server with a thread for each connection.
 
-    If more than 128 connections have made no admitted request, the oldest is closed. So strangers can
-    neither take all threads of the launcher nor keep a browser out.
+    Browsers also open connections without using them; `close` does not wait for these. If more than 128
+    connections have not made an admitted request (one with the token, if needed), the oldest of them is
+    closed. So strangers cannot use up the launcher's threads or block other clients.
 
     Attributes:
-        streams: Threads of the streams of events, which end with the port.
+        streams: Threads that send streams of updates. They end when the port is closed.
     """
 
     daemon_threads = True
-    request_queue_size = _MOST  # with the usual 5 the system lets a few strangers keep others out
+    request_queue_size = _MOST  # with the default of 5 a few strangers could block other clients
 
     def __init__(self, address: tuple[str, int], port: WatchPort) -> None:
         self.port = port
@@ -130,12 +133,15 @@ class _HttpServer(ThreadingHTTPServer):
             if len(self._strangers) > _MOST:
                 oldest = next(iter(self._strangers))
                 del self._strangers[oldest]
-                with contextlib.suppress(OSError):  # SSLSocket's own would break who reads
+                with contextlib.suppress(
+                    OSError
+                ):  # SSLSocket.shutdown would disturb a thread that reads
                     socket.socket.shutdown(oldest, socket.SHUT_RDWR)
         super().process_request(request, client_address)
 
     def admit(self, request: Any) -> None:
-        """Stop counting a connection as silent: it has made an admitted request, or it ends."""
+        """Remove a connection from those without an admitted request, because it has made one or is
+        closed."""
         with self._lock:
             self._strangers.pop(request, None)
 
@@ -145,17 +151,17 @@ class _HttpServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a client that has closed its connection."""
+        """Ignore errors of clients that have closed their connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one request."""
+    """Handles the requests of a connection."""
 
     server: _HttpServer
     timeout = 10  # seconds for a client to send its request
 
     def do_GET(self) -> None:  # the name that http.server calls
-        """Answer."""
+        """Reply to a GET request."""
         try:
             url = urlsplit(self.path)
         except ValueError as error:
@@ -188,7 +194,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _may_look(self, token: str) -> bool:
         expected = self.server.port.token
         if not expected:
-            # Otherwise another site could read the page, through a name that it points to loopback.
+            # Check the Host header. Otherwise another web site could read the page through a host name that
+            # it lets resolve to the loopback address.
             with contextlib.suppress(ValueError):  # the header is malformed
                 return urlsplit("//" + self.headers.get("Host", "")).hostname in _LOOPBACK
             return False
@@ -199,11 +206,11 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def _targets(self) -> list[dict[str, Any]]:
-        """Return the targets in the form of Prometheus' http_sd_config."""
+        """Return the targets to scrape, in the format of Prometheus' http_sd_config."""
         return [{"targets": [self.server.port.host], "labels": {"job": self.server.port.job.name}}]
 
     def _stream(self) -> None:
-        """Send server-sent events: the panels, then overviews and frames as they come."""
+        """Send a stream of server-sent events: first the panels, then new overviews and frames."""
         self._head(200, "text/event-stream")
         self.server.streams.add(current_thread())
         heading = {
@@ -241,4 +248,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Discard the log message; it has no reader."""
+        """Discard the log message, so that requests are not printed in the launcher's terminal."""

@@ -1,7 +1,8 @@
-"""Vocabulary of the supervisor: events of a job's processes, phases, the first failure, and actions.
+"""Events and actions of the supervisor, the phases of a job, and its first failure.
 
-Open this file for what may happen to a job and what the launcher may do about it; the decisions are in
-supervisor.py. Events that are a `Message` also travel unchanged from an agent to its launcher.
+Events say what has happened to a job's processes. Actions say what the launcher must do. supervisor.py
+decides which actions follow an event. Events that derive from `Message` are also sent unchanged from an
+agent to its launcher.
 """
 
 from collections.abc import Iterable
@@ -19,9 +20,9 @@ class Timeouts:
     """Time limits of the phases of a job, in seconds.
 
     Attributes:
-        start: Limit for all servers to become ready.
-        leave: Limit for servers to end by themselves after the last worker.
-        grace: Time between asking processes to stop and killing them, first for workers, then for servers.
+        start: Time within which all servers must be ready.
+        leave: Time within which servers must end by themselves after the last worker has ended.
+        grace: Time between the signal to stop and SIGKILL, first for workers, then for servers.
     """
 
     start: float = 120.0
@@ -35,11 +36,11 @@ class Failure:
 
     Attributes:
         member: Member that failed.
-        code: Exit code of the member as in subprocess, or None if it did not end but was not ready in time or
-            cannot be reached.
-        why: Reason as the supervisor knows it, or "".
-        cause: Reason why the process ended, where the engine knows it for certain, or "".
-        usage: Resources that the process had used, for people.
+        code: Exit code of the member as in subprocess. None if the member has not ended, but was not ready
+            in time or cannot be reached.
+        why: Reason that the supervisor knows, or "".
+        cause: Reason that the engine knows for certain, such as full memory, or "".
+        usage: Resources that the process had used, in words.
     """
 
     member: Member
@@ -50,14 +51,14 @@ class Failure:
 
     @property
     def exit_code(self) -> int:
-        """The job's exit code; for a signal 128 plus its number, as in shells."""
+        """Exit code of the job. For a signal it is 128 plus the signal's number, as in shells."""
         if self.code is None:
             return 1
         return 128 - self.code if self.code < 0 else self.code or 1
 
 
 class Phase(Enum):
-    """Phases of a job; supervisor.py draws the transitions."""
+    """Phases of a job. The docstring of supervisor.py has a diagram of the transitions."""
 
     STARTING = "starting"
     TRAINING = "training"
@@ -69,7 +70,7 @@ class Phase(Enum):
 
 
 class ServerReady(Message, frozen=True):
-    """A server or standby is ready, at this endpoint."""
+    """A server or standby is ready at an endpoint."""
 
     member: Member
     endpoint: str = ""
@@ -77,7 +78,7 @@ class ServerReady(Message, frozen=True):
 
 @dataclass(frozen=True)
 class ServerUnreachable:
-    """A starting server listens, but another machine cannot connect to it; `why` names that machine."""
+    """A starting server listens, but another machine cannot connect to it. `why` names that machine."""
 
     member: Member
     why: str
@@ -87,13 +88,13 @@ class ProcessExited(Message, frozen=True):
     """A process has ended.
 
     Attributes:
-        member: Member that the process served.
-        code: Exit code as in subprocess: minus the signal's number if a signal killed the process.
+        member: Member whose process has ended.
+        code: Exit code as in subprocess. Minus the signal's number if a signal has killed the process.
         left: True for a worker that had left the fleet before.
-        cause: Cause of the end, where the engine knows more than the code says: memory ran out, or the
-            machine is lost.
-        usage: Resources that the process has used, for people.
-        is_final: True if the member cannot be started again.
+        cause: Cause of the end, if the engine knows it: memory was full, or the machine is lost. Otherwise
+            "".
+        usage: Resources that the process has used, in words.
+        is_final: True if the member cannot be restarted.
     """
 
     member: Member
@@ -105,35 +106,35 @@ class ProcessExited(Message, frozen=True):
 
 
 def usage_text(cpu_seconds: float, peak_memory: int) -> str:
-    """Return the resources that a process has used, for people: "12.3 s of CPU, 1.2 GB at most"."""
+    """Return used resources in words, such as "12.3 s of CPU, 1.2 GB at most"."""
     return f"{cpu_seconds:.1f} s of CPU, {number_text(peak_memory, 'bytes')} at most"
 
 
 @dataclass(frozen=True)
 class StopRequested:
-    """The user or the system wants the job to end: SIGINT, SIGTERM or SIGHUP."""
+    """The user or the system has requested the job to end, with SIGINT, SIGTERM or SIGHUP."""
 
     signal: int
 
 
 class LivenessSignal(Message, frozen=True):
-    """A server or a standby has given a liveness signal."""
+    """A server or a standby has written a liveness signal to its pipe, which shows that it is not hung."""
 
     member: Member
 
 
 class ProcessEnding(Message, frozen=True):
-    """A server or a standby has given its last liveness signal: it is about to end."""
+    """A server or a standby has closed its liveness pipe, because it is about to end."""
 
     member: Member
 
 
 @dataclass(frozen=True)
 class MachineCutOff:
-    """A machine cannot be reached. Its processes may still run; their exits come later.
+    """A machine cannot be reached. Its processes may still be running. Their exits are reported later.
 
-    The event is repeated until the machine answers or is given up, because a partner on another machine may
-    begin to answer meanwhile.
+    The event is repeated until the machine answers or is given up, because a server's partner on another
+    machine may become reachable meanwhile.
 
     Attributes:
         members: Members on the machine.
@@ -151,14 +152,14 @@ class ClockTick:
 
 @dataclass(frozen=True)
 class Output:
-    """The member whose output is shown (worker 0) has written these bytes."""
+    """The member whose output is shown (worker 0) has written bytes to a standard stream."""
 
     data: bytes
     is_error: bool
 
 
 class Said(Message, frozen=True):
-    """A line for people, which a server wrote to its liveness pipe, or which the engine itself reports."""
+    """A line for the user, from a server (through its liveness pipe) or from the engine."""
 
     member: Member | None
     text: str
@@ -175,19 +176,19 @@ Event = (
     | ClockTick
 )
 Shown = Output | Said
-"""Output for people, not for the supervisor."""
+"""Output for the user. The supervisor does not get it."""
 
 
 @dataclass(frozen=True)
 class StartProcesses:
-    """Start these processes."""
+    """Start processes for these members."""
 
     members: tuple[Member, ...]
 
 
 @dataclass(frozen=True)
 class SendSignal:
-    """Send a signal to these processes and their groups."""
+    """Send a signal to the processes of these members and to their process groups."""
 
     members: tuple[Member, ...]
     signal: int
@@ -195,7 +196,7 @@ class SendSignal:
 
 @dataclass(frozen=True)
 class KillHung:
-    """Kill this server or standby, which has given no liveness signal for this number of seconds."""
+    """Kill a server or standby that has given no liveness signal for a number of seconds."""
 
     member: Member
     seconds: float
@@ -203,7 +204,7 @@ class KillHung:
 
 @dataclass(frozen=True)
 class ReportHung:
-    """Report that a server has given no liveness signal for this number of seconds, and is left alone."""
+    """Report that a server has given no liveness signal for a number of seconds, and is not killed."""
 
     member: Member
     seconds: float
@@ -211,7 +212,8 @@ class ReportHung:
 
 @dataclass(frozen=True)
 class ReportLostWorker:
-    """Report a worker that died for good while the job goes on. `left` says that it was done before."""
+    """Report a worker that has died and is not restarted. The job continues. `left`: the worker was done
+    before."""
 
     member: Member
     code: int
@@ -220,21 +222,21 @@ class ReportLostWorker:
 
 @dataclass(frozen=True)
 class ReportMissingLeave:
-    """Report a worker that ended well without leaving the fleet, so that other workers may wait for it."""
+    """Report a worker that has ended with code 0 without leaving the fleet. Other workers may wait for it."""
 
     member: Member
 
 
 @dataclass(frozen=True)
 class ServersMoved:
-    """Report that the job has this number of servers from now on, and that their rows have moved."""
+    """Report that the number of servers has changed, and that the rows have moved to these servers."""
 
     servers: int
 
 
 @dataclass(frozen=True)
 class FinishJob:
-    """End the launcher with this exit code, since all processes have ended."""
+    """End the launcher with an exit code, because all processes have ended."""
 
     exit_code: int
 
@@ -254,10 +256,10 @@ Action = (
 
 
 def causes_first(exits: Iterable[ProcessExited]) -> list[ProcessExited]:
-    """Sort exits that were noticed at the same moment so that the likeliest cause comes first.
+    """Sort exits that were noticed at the same time. The likeliest cause of the other exits comes first.
 
-    The first exit is reported as the failure of the job. A process that a signal killed did not die of
-    another process's error. A worker may well fail because of its server, but hardly a server because of a
-    worker; "server" sorts before "worker".
+    The first exit is reported as the failure of the job. A process that was killed by a signal comes first,
+    because it did not fail as a result of another process's error. Servers come before workers, because
+    workers fail when a server dies, and not the other way round.
     """
     return sorted(exits, key=lambda e: (e.code >= 0, e.code == 0, e.member))

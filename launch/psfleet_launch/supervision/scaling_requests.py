@@ -1,20 +1,21 @@
-"""Scaling of the servers of a running job: the rule of `--servers 2..8`, and the launcher's part of a change.
+"""Changes of the number of servers of a running job: the rule of `--servers 2..8`, and the launcher's part.
 
-The rule asks for the number of servers that would be used by 60 %. It asks for more servers when tables
-nearly fill the memory of one, or when all processors were busy for a minute, and for fewer when 25 % of
-both was enough for a minute.
+The rule requests as many servers as would be used by 60 %. It requests more servers when tables nearly fill
+the memory of a server, or when all processors were busy for a minute. It requests fewer servers when less
+than 25 % of memory and processors were used for a minute.
 
-The launcher and server 0 agree by files in the folder of the job's logs (psfleet.core.base.scaling_files):
+The launcher and server 0 communicate by files in the folder of the job's logs
+(psfleet.core.base.scaling_files):
 
     scale.json       user or rule    asks for a number of servers
     scale.ready      launcher        has started the new servers, and lists all endpoints
     scale.promised   server 0        has moved the rows at a collective, and every server holds its part
     scale.done       launcher        decides: these are the servers now, or the change is given up
 
-The launcher decides because it starts every process. A process that starts after the decision finds the new
-servers in scale.done, so it cannot go on with the rows of before. A process that takes a server's place
-during the move has rows of before, so the move is given up. Until the decision a new server does not belong
-to the job, and its death gives the move up too.
+The launcher decides, because it starts every process. A process that is started after the decision reads
+the new servers from scale.done, so it does not use rows from before the move. A process that takes a
+server's place during the move has rows from before, so the move is given up then. Until the decision, new
+servers do not belong to the job; if one of them dies, the move is given up too.
 """
 
 import itertools
@@ -45,20 +46,20 @@ EVERY = 5.0
 _MINUTE = 60.0
 _FULL, _LITTLE, _WANTED = 0.8, 0.25, 0.6  # used fractions: ask for more, ask for fewer, aim at
 _LOOKS = 3
-"""Measurements of memory in a row above `_FULL` before it counts: a move itself needs memory for a short
-time."""
+"""Number of consecutive measurements with memory above `_FULL` before servers are added. A single one may
+be caused by a move, which needs memory for a short time."""
 
 
 @dataclass(frozen=True)
 class ServerUsage:
-    """Memory and processor time that the servers of a job use at one moment.
+    """Memory and processor time of a job's servers at one time.
 
     Attributes:
         at: Time of the measurement, in seconds of any clock.
         servers: Number of servers.
-        memory: Used fraction of the memory that --server-memory leaves for tables, on the fullest server. 0
-            if there is no limit.
-        cpu: CPU seconds that all servers together have used since they started.
+        memory: Used fraction of the memory for tables (--server-memory) on the fullest server, or 0 without
+            a limit.
+        cpu: CPU seconds that all servers together have used since their start.
     """
 
     at: float
@@ -69,14 +70,14 @@ class ServerUsage:
 
 @dataclass(frozen=True)
 class WantedServers:
-    """Number of servers that the rule asks for, with the reason in words."""
+    """Number of servers that the rule requests, with the reason in words."""
 
     servers: int
     why: str
 
 
 def wanted(usages: Sequence[ServerUsage], count: ServerCount, cores: int) -> WantedServers | None:
-    """Return the number of servers that the job should have, or None if the present number is right.
+    """Return the number of servers that the job should have, or None to keep the present number.
 
     Args:
         usages: Measurements, oldest first.
@@ -119,7 +120,7 @@ def _of_last_number(usages: Sequence[ServerUsage]) -> list[ServerUsage]:
 
 
 def _busy(usages: Sequence[ServerUsage], cores: int) -> list[float]:
-    """Return the fraction of all cores that was busy between each two measurements."""
+    """Return the fraction of all cores that was busy in each interval between two measurements."""
     return [
         max(now.cpu - before.cpu, 0.0) / (now.at - before.at) / (now.servers * cores)
         for before, now in itertools.pairwise(usages)
@@ -133,13 +134,13 @@ def _more(servers: int, use: float, count: ServerCount, why: str) -> WantedServe
 
 @dataclass
 class ScalingStep:
-    """Actions that one look at the files calls for. A step without contents asks for nothing.
+    """Actions for the job runner after the files were read. Empty if there is nothing to do.
 
     Attributes:
         start: New servers to start.
-        standbys: Standbys to start, which follow the future servers at `endpoints`.
-        given_up: New servers and standbys that will never belong to the job.
-        end: Members of `given_up` that still run, to be ended.
+        standbys: Standbys of the future servers to start.
+        given_up: New servers and standbys that will never belong to the job, because the move was given up.
+        end: Members of `given_up` that are running and must be ended.
         servers: Servers of the job from now on, or None if they do not change in this step.
         endpoints: Endpoints of the future servers, in order of rank.
         said: Line for the user, or "".
@@ -155,16 +156,16 @@ class ScalingStep:
 
 
 class ScalingRequests:
-    """Requests for another number of servers, handled one after the other in the launcher's main thread.
+    """Handles requests for another number of servers, one after the other, in the launcher's main thread.
 
     Args:
         folder: Folder of the job's logs.
-        refusal: Returns why the job cannot have this number of servers, or "" if it can.
-        asked: Returns the endpoint on which a new server of this rank is to listen.
-        standbys: Returns the standbys to start for this number of servers, before these hold their rows.
+        refusal: Function that returns why the job cannot have a number of servers, or "" if it can.
+        asked: Function that returns the endpoint that a new server should listen on, given its rank.
+        standbys: Function that returns the standbys to start before a move to a number of servers.
 
     Attributes:
-        under_way: True while a request has begun and its outcome is not known yet.
+        under_way: True while a request is being handled and its result is not known yet.
     """
 
     def __init__(
@@ -194,12 +195,12 @@ class ScalingRequests:
 
     @property
     def starts(self) -> bool:
-        """Return whether a new server is being started."""
+        """True while new servers are being started."""
         return not all(self._new.values())
 
     @property
     def ready(self) -> set[Member]:
-        """New servers that are ready and do not belong to the job yet."""
+        """New servers that are ready but do not belong to the job yet."""
         return {
             member
             for member, endpoint in self._new.items()
@@ -207,14 +208,15 @@ class ScalingRequests:
         }
 
     def endpoints(self, present: Sequence[str]) -> list[str]:
-        """Return the endpoints that a new server is given: the present servers, then the new ones."""
+        """Return the endpoints to pass to a new server: those of the present servers, then of the new
+        servers."""
         return [
             *present,
             *(endpoint or self._asked(new.rank) for new, endpoint in self._new.items()),
         ]
 
     def take(self, event: Event) -> None:
-        """Note that a new server is ready or has ended."""
+        """Record that a new server is ready or has ended. Other events are ignored."""
         match event:
             case ServerReady(member, endpoint) if member in self._new:
                 self._new[member] = endpoint
@@ -222,10 +224,13 @@ class ScalingRequests:
                 self._ended.add(member)
 
     def step(self, present: Sequence[str]) -> ScalingStep:
-        """Read the files and return the actions to take; `present` are the endpoints of the job's servers.
+        """Read the files, write the launcher's files, and return the actions to take.
+
+        Args:
+            present: Endpoints of the job's servers.
 
         Raises:
-            OSError: A file cannot be written, as on a full disk. Call again later.
+            OSError: A file cannot be written, for example on a full disk. Call again later.
         """
         if not self.under_way:
             return self._begin(present)
@@ -236,10 +241,17 @@ class ScalingRequests:
         return self._wait_for_promise(present)
 
     def give_up(self, why: str, present: Sequence[str]) -> ScalingStep:
-        """Let the job keep its servers, unless the request is decided already or there is none."""
+        """Give up the present request, so that the job keeps its servers. Do nothing if there is no
+        undecided request.
+
+        Args:
+            why: Reason, for the user.
+            present: Endpoints of the job's servers.
+        """
         if not self.under_way:
             return ScalingStep()
-        # Before the write: if the disk is full, `step` tries again, and must not decide for the move instead.
+        # Store the reason before writing the file. If the disk is full, `step` is called again, and must
+        # then give up the request instead of deciding for the move.
         self._why = why
         return self._over(self._refused(why, present))
 
@@ -293,8 +305,8 @@ class ScalingRequests:
 
     def _decide(self) -> ScalingStep:
         endpoints, number = self._told, self._number
-        # The file is the decision: until it exists the job has its old servers, from then on the new ones. So
-        # this object must not change before it is certain whether the file exists.
+        # The file is the decision: the job has its old servers until the file exists, and the new servers
+        # from then on. So this object must not change before it is certain whether the file exists.
         try:
             write_scaled(self._folder, Scaled(number, endpoints, number))
         except OSError:

@@ -1,14 +1,16 @@
-"""Failover of servers: detects hung processes, and decides which standby takes over and when the next starts.
+"""Failover of servers: detects hung processes, and decides which standby takes over and when the next one
+starts.
 
-The launcher alone decides, because it knows at once and for certain when a process has ended. Two rules keep
-every acknowledged push:
+Only the launcher decides, because it knows at once and for certain when a process has ended. Two rules make
+sure that no acknowledged push is lost:
 
-- Only a ready standby is promoted. Its ready file says that the primary waits for it before it acknowledges
-  anything, so the standby has all that was acknowledged.
-- A primary is released from waiting for a standby only once that standby can never be promoted. In the other
-  order the primary could acknowledge a push that the promoted standby does not have.
+- Only a ready standby is promoted. A standby writes its ready file when the primary has begun to wait for
+  it before acknowledging pushes. So a ready standby has all acknowledged pushes.
+- A primary stops waiting for a standby only when this standby can no longer be promoted. Otherwise the
+  primary could acknowledge a push that the promoted standby does not have.
 
-Pure, like the supervisor: no process, no clock. Times are seconds of the launcher's clock.
+Like the supervisor, this module starts no process and reads no clock. Times are seconds of the launcher's
+clock.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,24 +19,24 @@ from dataclasses import dataclass, field
 from psfleet_launch.job.job_plan import Member
 
 _STEP = 0.5
-"""Maximum of seconds that count between two looks. The launcher looks about every 0.25 s, so a longer gap
-means that the launcher itself did not run."""
+"""Maximum number of seconds that one call of `look` adds. The launcher calls it about every 0.25 s, so
+after a longer time the launcher itself did not run."""
 
 
 @dataclass
 class HangDetector:
-    """Detector of hung servers and standbys, by the time of each process's last liveness signal.
+    """Detects hung servers and standbys by the time since their last liveness signal.
 
-    Each process writes a byte to its pipe a few times per second (psfleet_server.engine.liveness). Silence is
-    counted in time during which the launcher itself was awake: when a whole machine was suspended, no member
-    counts as silent.
+    Each process writes a byte to its liveness pipe a few times per second (psfleet_server.engine.liveness).
+    Silence is measured only while the launcher itself runs, so that no member appears hung after the whole
+    machine was suspended.
 
-    Of a server and its standby at most one is given up, and only after a later signal of its partner. If both
-    are silent, both are left: they may wake in any order, and either of them has all that was acknowledged. A
-    server without a standby has hung after `patience` alone.
+    Of a server and its standby (*partners*) at most one is given up, and only if the other has given a
+    signal later. If both are silent, neither is given up: both have all acknowledged pushes, and either may
+    wake first. A server without a standby is hung after `patience` seconds.
 
     Attributes:
-        patience: Seconds of silence after which a process counts as hung.
+        patience: Seconds of silence after which a process is hung.
     """
 
     patience: float
@@ -49,26 +51,33 @@ class HangDetector:
         self._looked = at
 
     def take_signal(self, member: Member) -> None:
-        """Note that the member runs now. It is watched from its first liveness signal on."""
+        """Record a liveness signal of a member. A member is watched from its first signal on."""
         self._last_signals[member] = self._awake
 
     def forget(self, member: Member) -> None:
-        """Stop watching a member that has ended or is about to: its silence means nothing."""
+        """Stop watching a member that has ended or is about to end."""
         self._last_signals.pop(member, None)
 
     def is_silent(self, member: Member) -> bool:
-        """Return whether this member, which has no standby, has been silent for longer than `patience`."""
+        """Return whether a member has been silent for longer than `patience`. For members without a
+        partner."""
         return self._last_signals.get(member, self._awake) + self.patience < self._awake
 
     def has_hung(self, member: Member, other: Member) -> bool:
-        """Return whether to give up this member: its partner `other` has signalled `patience` after it."""
+        """Return whether a member is hung: its partner's last signal is at least `patience` seconds later.
+
+        Args:
+            member: Server or standby.
+            other: Its partner.
+        """
         silent_from = self._last_signals.get(member, self._awake) + self.patience
         return silent_from < self._last_signals.get(other, 0.0)
 
 
 @dataclass(frozen=True)
 class PromoteStandby:
-    """Promote the standby `member` to primary, with this term, in the place of the ended `before`."""
+    """Promote the standby `member` to primary in place of `before`, which has ended. `term` counts the
+    primaries."""
 
     member: Member
     before: Member
@@ -77,7 +86,8 @@ class PromoteStandby:
 
 @dataclass(frozen=True)
 class ReleaseStandbys:
-    """Tell the primary `member` not to wait for its standbys up to number `attach`: they never take over."""
+    """Tell the primary `member` to stop waiting for its standbys up to number `attach`. They can never take
+    over."""
 
     member: Member
     attach: int
@@ -85,25 +95,26 @@ class ReleaseStandbys:
 
 @dataclass
 class Standbys:
-    """Primary and standby of every server of a job. A member's `copy` numbers the standbys of its server.
+    """Primary and standby of every server of a job. Standbys of a server are numbered by `Member.copy`.
 
-    A standby that ended or took over is replaced at once, unless its server has had `most` replacements in
-    the last `within` seconds. A standby that cannot live, as on a full disk, would otherwise be sent all rows
-    again and again. The next standby starts as soon as the rate allows it. Standbys that are renewed because
-    the number of servers changes do not count.
+    A standby that has ended or taken over is replaced by a new one at once. If a server has had `most`
+    replacements in the last `within` seconds, the next one is delayed. Otherwise a standby that cannot run,
+    for example because its disk is full, would be sent all rows again and again. New standbys after a
+    change of the number of servers are not counted.
 
     Attributes:
         most: Number of replacements that a server may have in `within` seconds.
         within: Seconds over which replacements are counted.
         now: Present time, in seconds of the caller's clock. The caller sets it.
-        delayed: Earliest start of the next standby, for each server that has had too many.
-        primary: Primary of each server.
-        standby: Standby that follows each primary. A server without one is missing.
+        delayed: Earliest start of the next standby, for each server whose next standby is delayed.
+        primary: Primary of each server, by rank.
+        standby: Standby of each server, by rank. Servers without a standby are left out.
         ready: Standbys that may be promoted.
-        promoted: Standbys that take over at the moment. The next standby of their servers starts when they
-            are ready, because starting a process would slow the takeover.
-        terms: Term of each server's primary. It begins with 1 and grows by 1 with every takeover.
-        prepared: Standbys of the servers that the job is going to have, while rows move. Empty otherwise.
+        promoted: Standbys that are taking over now. The next standby of their server is started when they
+            are ready, because starting a process would slow down the takeover.
+        terms: Term of each server's primary. It is 1 at first and increases by 1 with every takeover.
+        prepared: Standbys of the job's future servers, while rows move to another number of servers. Empty
+            otherwise.
     """
 
     most: int = 20
@@ -120,7 +131,7 @@ class Standbys:
     _replaced: dict[int, list[float]] = field(default_factory=dict)
 
     def begin(self, servers: Iterable[Member]) -> tuple[Member, ...]:
-        """Begin with these servers as primaries, all ready, and return the standbys to start."""
+        """Begin with these servers as primaries, which are all ready. Return the standbys to start."""
         self.primary = {member.rank: member for member in servers}
         self.standby, self.ready, self.promoted, self.delayed = {}, set(), set(), {}
         self.terms = dict.fromkeys(self.primary, 1)
@@ -128,15 +139,15 @@ class Standbys:
 
     @property
     def awaited(self) -> set[Member]:
-        """Members that are not ready yet: standbys that catch up, and promoted standbys."""
+        """Members that are not ready yet: standbys that still receive rows, and promoted standbys."""
         return set(self.standby.values()) - self.ready | self.promoted
 
     def follows(self, member: Member) -> bool:
-        """Return whether this member is a standby now."""
+        """Return whether a member is a standby now."""
         return self.standby.get(member.rank) == member
 
     def is_ready(self, member: Member) -> tuple[Member, ...]:
-        """Note that the member is ready, and return the standby to start, if it was promoted."""
+        """Record that a member is ready. If it was promoted, return the next standby to start, else ()."""
         if self.follows(member) or self.prepared.get(member.rank) == member:
             self.ready.add(member)
         if member not in self.promoted:
@@ -145,12 +156,12 @@ class Standbys:
         return self._replacement(member.rank)
 
     def due(self) -> tuple[Member, ...]:
-        """Return the delayed standbys whose time has come, to be started."""
+        """Return the delayed standbys that may be started now."""
         ranks = [rank for rank, at in self.delayed.items() if at <= self.now]
         return tuple(standby for rank in ranks for standby in self._replacement(rank))
 
     def unprotected(self) -> dict[int, str]:
-        """Return the servers that no standby could take over now, by rank, with the reason."""
+        """Return the servers without a ready standby, by rank, with the reason in words."""
         reasons: dict[int, str] = {}
         for rank, primary in self.primary.items():
             heir = self.standby.get(rank)
@@ -166,9 +177,9 @@ class Standbys:
         return reasons
 
     def pairs(self) -> Iterator[tuple[Member, Member]]:
-        """Yield each member that can be given up, with its partner, which then goes on alone.
+        """Yield (member, partner) for each member that may be given up. The partner then continues alone.
 
-        A primary can be given up only for a ready standby; a standby always.
+        A primary may be given up only if its standby is ready. A standby may always be given up.
         """
         for rank, heir in self.standby.items():
             if heir in self.ready:
@@ -176,15 +187,16 @@ class Standbys:
             yield heir, self.primary[rank]
 
     def has_heir(self, member: Member) -> bool:
-        """Return whether the member is a primary whose standby has all that was acknowledged."""
+        """Return whether a member is a primary whose standby is ready, that is, has all acknowledged
+        pushes."""
         rank = member.rank
         return self.primary.get(rank) == member and self.standby.get(rank) in self.ready
 
     def take_over(self, member: Member) -> PromoteStandby | None:
-        """Promote the ready standby of an ended primary, or return None if there is none.
+        """Promote the ready standby of a primary that has ended. Return None if there is no ready standby.
 
-        The caller removes the standby's ready file before it sends the command. The next ready file then
-        means that the takeover is complete.
+        The caller must remove the standby's ready file before it sends the command. The next ready file
+        then means that the takeover is complete.
         """
         if not self.has_heir(member):
             return None
@@ -199,28 +211,29 @@ class Standbys:
         return PromoteStandby(heir, member, self.terms[rank])
 
     def replace(self, member: Member) -> tuple[ReleaseStandbys, tuple[Member, ...]]:
-        """Drop a standby that has ended. Return its primary's release, and the next standby to start."""
+        """Remove a standby that has ended. Return the release for its primary, and the next standby to
+        start."""
         rank = member.rank
         del self.standby[rank]
         self.ready.discard(member)
         return ReleaseStandbys(self.primary[rank], member.copy), self._replacement(rank)
 
     def prepare(self, servers: int) -> tuple[Member, ...]:
-        """Return the standbys to start for a job that may soon have this number of servers.
+        """Return the standbys to start before a change to this number of servers.
 
-        They receive the moved rows while the present standbys go on following the present servers.
+        They receive the moved rows. Meanwhile the present standbys continue to follow the present servers.
         """
         self.prepared = {rank: self._numbered(rank) for rank in range(servers)}
         return tuple(self.prepared.values())
 
     def renew(self, servers: int) -> tuple[list[Member], list[ReleaseStandbys], list[Member]]:
-        """Go over to this number of servers, whose rows none of the present standbys has.
+        """Change the number of servers. The former standbys do not have the moved rows, so they are replaced.
 
-        Prepared standbys follow from now on. A server without a prepared standby gets a new one.
+        Prepared standbys become the standbys. A server without a prepared standby gets a new one.
 
         Returns:
-            The members to end (removed primaries, all former standbys), the releases of the remaining
-            primaries from their former standbys, and the standbys to start.
+            Members to end (removed primaries and all former standbys), releases of the remaining primaries
+            from their former standbys, and standbys to start.
         """
         leavers = [member for rank, member in self.primary.items() if rank >= servers]
         before, self.standby, self.prepared = [*self.standby.values()], self.prepared, {}
@@ -231,7 +244,8 @@ class Standbys:
             rank: self.primary.get(rank, Member("server", rank)) for rank in range(servers)
         }
         self.terms = {rank: self.terms.get(rank, 1) for rank in self.primary}
-        # A primary must no longer wait for its former standby, or it would acknowledge nothing.
+        # Release each primary from its former standby. Otherwise it would wait for that and acknowledge
+        # nothing.
         released = [
             ReleaseStandbys(self.primary[member.rank], member.copy)
             for member in before
@@ -245,7 +259,8 @@ class Standbys:
         return [*leavers, *before], released, started
 
     def _replacement(self, rank: int) -> tuple[Member, ...]:
-        """Return the next standby of a server; empty, with the start delayed, if there were too many."""
+        """Return the next standby of a server to start. Empty if there were too many; the start is then
+        delayed."""
         recent = [at for at in self._replaced.get(rank, []) if at > self.now - self.within]
         if len(recent) >= self.most:
             self.delayed[rank] = (recent[0] if recent else self.now) + self.within

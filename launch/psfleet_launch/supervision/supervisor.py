@@ -4,13 +4,20 @@ STARTING --all servers ready--> TRAINING --all workers done--> LEAVING --servers
     ^  `--------- a failure or a signal, from any of these ---------> STOPPING ---------> DONE
     `-- all ended -- GOING_BACK <--a server died, snapshots are kept-- TRAINING
 
-A job survives a death if one of the remedies in `_died` applies: a standby takes over, a log is replayed, a
-worker gets a new process or is done without, or the whole job goes back to its last snapshot. Otherwise the
-first failure ends the job: workers stop first, then servers, and a process that outlives its grace period is
-killed.
+A job survives the death of a process if one of the remedies in `_died` applies:
 
-Pure: no process, no clock, no signal handler. JobRunner passes the events in, one at a time, and performs
-the actions. Times are seconds of any clock, as long as the caller always uses the same one.
+- a standby takes over from a server,
+- a server is restarted and replays its log,
+- a worker is restarted,
+- the job continues without the worker,
+- the whole job goes back to its last snapshot.
+
+Otherwise the first failure ends the job. Workers are stopped first, then servers. A process that does not
+end within its grace period is killed.
+
+The supervisor starts no process, reads no clock and handles no signals. JobRunner passes events to it, one
+at a time, and performs the actions. Times are seconds of any clock, as long as the caller always uses the
+same clock.
 """
 
 import signal
@@ -46,7 +53,7 @@ _STOPPING = (Phase.STOPPING_WORKERS, Phase.STOPPING_SERVERS)
 
 @dataclass
 class Supervisor:
-    """The state of one job. Call `begin` once, then `handle` with every event.
+    """State machine of one job. Call `begin` once, then `handle` with every event.
 
     Attributes:
         timeouts: Time limits of starting, leaving and stopping.
@@ -54,23 +61,24 @@ class Supervisor:
         alive: Members that were started and have not ended.
         awaited: Servers that were started and are not ready yet.
         failure: First failure of the job, or None.
-        asked: Number of the signal that ended the job, or None if none did.
-        restarts: Number of restarts allowed for each server that dies during training; needs a log.
+        asked: Number of the signal that has requested the end of the job, or None.
+        restarts: Number of restarts allowed for each server that dies during training. Needs logs.
         restarted: Number of restarts of each member so far.
         worker_restarts: Number of restarts allowed for each worker that dies during training.
-        spares_workers: True if the job goes on when a worker dies for good, as long as others train.
+        spares_workers: True if the job continues when a worker dies and is not restarted, as long as others
+            train.
         rollbacks: Number of times that the whole job may go back to its last snapshot when a server dies.
         generation: Number of times that the job has gone back.
-        over: Servers that ended by themselves during training, which they do once every worker has reported
-            that it leaves.
+        over: Servers that have ended by themselves during training. They do so when every worker has
+            reported that it leaves.
         standbys: Standbys that follow the servers and take over when they die, or None without standbys.
-        watch: Detector of hung servers, or None if no process is given up for silence.
-        restarts_hung: True if a hung server without a standby is killed, to go on from its log. Needs
+        watch: Detector of hung servers, or None if hung processes are not killed.
+        restarts_hung: True if a hung server without a standby is killed and restarted from its log. Needs
             `restarts`.
-        hung: Members that were killed because they were silent, and silent servers that are left alone.
-        stopped: Members that were sent a signal to stop, in that order.
+        hung: Members that were killed because they were silent, and silent servers that are not killed.
+        stopped: Members that were sent a signal to stop, in the order of the signals.
         killed: Members among `stopped` that were sent SIGKILL.
-        deadline: Time at which the phase has lasted too long, or infinity.
+        deadline: Time at which the phase must be over, or infinity.
     """
 
     servers: tuple[Member, ...]
@@ -97,14 +105,14 @@ class Supervisor:
     deadline: float = float("inf")
 
     def begin(self, at: float) -> list[Action]:
-        """Start the servers."""
+        """Return the actions that start the job: its servers."""
         self.over.clear()
         self.awaited = set(self.servers)
         self.deadline = at + self.timeouts.start
         return self._start(self.servers)
 
     def handle(self, event: Event, at: float) -> list[Action]:
-        """Return the actions to take after `event`, which happened at time `at`."""
+        """Return the actions to perform after an event that happened at time `at`."""
         if self.phase is Phase.DONE:
             return []
         if self.watch is not None:
@@ -133,12 +141,13 @@ class Supervisor:
                 return [*self._start_delayed(), *self._give_up_hung()]
 
     def rescale(self, servers: tuple[Member, ...]) -> list[Action]:
-        """Replace the job's servers, whose rows have moved already, and ask removed servers to end."""
+        """Change the job's servers after rows have moved to them. The actions end removed servers."""
         leavers = tuple(member for member in self.servers if member not in servers)
         released: list[ReleaseStandbys] = []
         started: list[Member] = []
         if self.standbys is not None:
-            # JobRunner has started these itself, before the move was certain. `renew` makes them the job's.
+            # JobRunner has started these standbys itself, before the move was decided. `renew` makes them
+            # part of the job.
             self.alive |= {*self.standbys.prepared.values()}
             ended, released, started = self.standbys.renew(len(servers))
             leavers = tuple(ended)
@@ -151,7 +160,7 @@ class Supervisor:
 
     @property
     def primaries(self) -> set[Member]:
-        """The process that serves each shard now: the server, or the standby that took over from it."""
+        """The present primary of each server: the server itself, or the standby that has taken over."""
         return set(self.standbys.primary.values() if self.standbys else self.servers)
 
     def validate(self) -> None:
@@ -192,8 +201,8 @@ class Supervisor:
             return self._going_back(at)
         if awaited:
             return self._died(exited, at, "ended before it was ready")
-        # All workers are done, so the job needs neither a standby nor a server whose pushes are all kept in
-        # its log or on its standby: such a death is no failure.
+        # All workers are done, so the job no longer needs standbys, nor servers whose pushes are all in a
+        # log or on a standby. The death of such a process is no failure.
         if self.phase is Phase.LEAVING and (self._follows(member) or self._was_killed(exited)):
             orphan = self._orphan(
                 member
@@ -202,7 +211,8 @@ class Supervisor:
         return self._died(exited, at) if exited.code else self._ended(exited, at)
 
     def _ended(self, exited: ProcessExited, at: float) -> list[Action]:
-        """Return the actions after a process ended well, or after the death of one that is not needed."""
+        """Return the actions after a process has ended regularly, or after the death of a process not
+        needed."""
         member = exited.member
         if self.phase is Phase.TRAINING and member in self.servers:
             self.over.add(member)
@@ -211,9 +221,9 @@ class Supervisor:
         return [] if exited.left or member.role == "server" else [ReportMissingLeave(member)]
 
     def _died(self, exited: ProcessExited, at: float, why: str = "") -> list[Action]:
-        """Return the actions of the first remedy for a process's death that applies, or fail the job."""
-        # A remedy that does not apply returns None. The order matters: with a standby nothing is lost, and a
-        # worker that had left must not be started again.
+        """Return the actions of the first remedy for a death that applies. If none applies, the job fails."""
+        # A remedy that does not apply returns None. The order matters: a takeover loses nothing, and a
+        # worker that had left must not be restarted.
         remedies = (self._take_over, self._count_as_left, self._go_back, self._restart, self._spare)
         for remedy in remedies:
             if exited.code and (actions := remedy(exited, at)) is not None:
@@ -257,12 +267,12 @@ class Supervisor:
         return [ReportLostWorker(exited.member, exited.code)] if is_spared else None
 
     def _had_left(self, exited: ProcessExited) -> bool:
-        """Return whether a dead worker had finished: no process waits for it, nor could it come back.
+        """Return whether a dead worker had finished its work.
 
-        A server ends by itself when every worker has reported its leave, which is the last thing that a
-        script does. So a worker that is killed after a server has ended is done, even if the remaining
-        servers do not know it yet. A worker that was killed just before is started again, but its new process
-        finds no fleet to join and fails; that exit code does not count either.
+        A server ends by itself when every worker has reported that it leaves, which is the last thing that
+        a script does. So a worker that is killed after a server has ended was done, even if the other
+        servers do not know it yet. A worker that was killed just before is restarted, and its new process
+        fails, because there is no fleet to join. That failure is ignored too.
         """
         member = exited.member
         if member.role != "worker" or self.phase is not Phase.TRAINING:
@@ -286,7 +296,7 @@ class Supervisor:
     def _taken_over(self, member: Member) -> list[Action]:
         """Return the actions after the death of a standby, or of a primary whose standby can take over.
 
-        Empty if the member is neither; another remedy has to be found then.
+        Empty for other members, which need another remedy.
         """
         if self.standbys is None or self.phase is not Phase.TRAINING:
             return []
@@ -297,10 +307,11 @@ class Supervisor:
         return [] if promote is None else [promote]
 
     def _go_on_without(self, cut_off: MachineCutOff) -> list[Action]:
-        """Give up each server and standby on an unreachable machine whose partner is reachable.
+        """Give up each server and standby on an unreachable machine if its partner is reachable.
 
-        The partner goes on alone. A primary that still runs on the cut-off machine sends no replies (decision
-        20), so there are never two that acknowledge pushes. It is killed as soon as it can be reached.
+        The partner (its standby or its server) continues alone. A primary that is still running on the
+        cut-off machine sends no replies (decision 20), so there are never two primaries that acknowledge
+        pushes. It is killed as soon as the machine can be reached.
         """
         if self.standbys is None or self.phase is not Phase.TRAINING:
             return []
@@ -331,8 +342,8 @@ class Supervisor:
     def _give_up_hung(self) -> list[Action]:
         """Kill a member that is silent while its partner is not. Its exit is then handled like any death.
 
-        It is killed rather than replaced, since a stopped process could be resumed later and acknowledge
-        pushes beside its successor.
+        The member must be killed before it is replaced. Otherwise a stopped process could be resumed later
+        and acknowledge pushes in addition to its successor.
         """
         if self.watch is None or self.phase is not Phase.TRAINING:
             return []
@@ -347,9 +358,10 @@ class Supervisor:
         return [KillHung(member, self.watch.patience) for member in sorted(hung)]
 
     def _give_up_silent(self, watch: HangDetector) -> list[Action]:
-        """Kill silent servers that can go on from their log, and report other silent servers once a silence.
+        """Kill silent servers that can be restarted from their log. Report other silent servers once per
+        silence.
 
-        A server without a log or a standby has the only copy of its rows, so it is left alone.
+        A server without a log and a standby has the only copy of its rows, so it is not killed.
         """
         silent = {member for member in self._living("server") if watch.is_silent(member)}
         newly_silent, self.hung = sorted(silent - self.hung), silent
@@ -361,9 +373,10 @@ class Supervisor:
         ]
 
     def _may_go_back(self, member: Member) -> bool:
-        """Return whether this death sends the whole job back to its last snapshot.
+        """Return whether the whole job goes back to its last snapshot after the death of a member.
 
-        The rows of the dead server are lost, so the other servers' rows no longer fit a common state.
+        The rows of a dead server are lost. All servers must go back to have rows of the same point of
+        training.
         """
         return (
             member.role == "server"
@@ -382,7 +395,7 @@ class Supervisor:
         return self.phase is Phase.TRAINING and self.restarted.get(member, 0) < allowed
 
     def _was_killed(self, exited: ProcessExited) -> bool:
-        """Return whether a server was killed whose log or standby has all that the workers have pushed."""
+        """Return whether a server was killed whose log or standby has all pushes of the workers."""
         keeps = self.restarts > 0 or (
             self.standbys is not None and self.standbys.has_heir(exited.member)
         )
@@ -397,7 +410,8 @@ class Supervisor:
         )
 
     def _leave(self, at: float) -> list[Action]:
-        """Wait for the servers to end, as all workers are done. They end by themselves once they know it."""
+        """Enter the phase LEAVING, because all workers are done. Servers end by themselves when they notice
+        it."""
         if self.phase is Phase.TRAINING:
             self.phase, self.deadline = Phase.LEAVING, at + self.timeouts.leave
             unready_standbys = (
@@ -405,8 +419,8 @@ class Supervisor:
                 if self.standbys
                 else set()
             )
-            # A server that ends tells the standby that follows it to end too. A standby that is not ready may
-            # not have reached its server yet, and would go on trying.
+            # A server that ends also ends its standby. A standby that is not ready may not have connected
+            # to its server yet and would try on, so it must be ended here.
             if unready_standbys:
                 return [SendSignal(tuple(sorted(unready_standbys)), signal.SIGTERM)]
         return [] if self.alive else self._finish()
@@ -422,7 +436,7 @@ class Supervisor:
         return self._stop_workers(signal.SIGTERM, at)
 
     def _asked(self, number: int, at: float) -> list[Action]:
-        # A second signal, or one during a failure: no more grace, kill workers and servers together.
+        # At a second signal, or a signal during a failure, kill workers and servers together, without grace.
         if self.phase in _STOPPING and (self.asked or self.failure):
             self.phase, self.deadline = Phase.STOPPING_SERVERS, at + self.timeouts.grace
             return self._kill(self._living())
@@ -431,11 +445,12 @@ class Supervisor:
             signal.SIGINT,
             signal.SIGTERM,
             signal.SIGHUP,
-        )  # scripts expect these at an end
+        )  # scripts may have handlers for these signals
         return self._stop_workers(number if is_known else signal.SIGTERM, at)
 
     def _stop_workers(self, number: int, at: float) -> list[Action]:
-        """Stop the workers before the servers, since a script's exit handlers may still use the fleet."""
+        """Stop the workers. Servers are stopped later, because exit handlers of scripts may still use the
+        fleet."""
         workers = self._living("worker")
         if not workers:
             return self._stop_servers(at)

@@ -1,8 +1,8 @@
-"""Fleet of real servers on this machine, for tests and notebooks, without a launcher: LocalFleet.
+"""LocalFleet: real servers on this machine without a launcher, for tests and notebooks.
 
-The servers are processes (or threads, with `in_process`), with real sockets, logs and snapshots. Workers are
-runtimes in the calling process. The class also plays the part of the launcher where a test needs one: it
-starts killed servers again (`reviving`) and changes the number of servers (`scale`, `settle`).
+The servers are processes (or threads, with `in_process`) with real sockets, logs and snapshots. Workers are
+runtimes in the calling process. LocalFleet also does the part of the launcher's work that tests need: it
+restarts killed servers (`reviving`) and changes the number of servers (`scale`, `settle`).
 """
 
 import contextlib
@@ -48,18 +48,18 @@ _SERVERS = "psfleet.server"  # logger of all servers of this process
 
 
 class LocalFleet:
-    """Servers on this machine, which end with the `with` block.
+    """Servers on this machine, which are ended at the end of the `with` block.
 
         with LocalFleet(servers=2, workers=1) as fleet:
             runtime = fleet.connect(0, "sync")
 
-    With `in_process` the servers are threads of this process, ready in milliseconds. They have sockets,
-    logs and snapshots like processes, but cannot be killed or stopped. At the end of the `with` block a
-    thread, socket, pipe or named memory that was created inside and is left raises an error, for example of
-    a worker that was not closed.
+    With `in_process` the servers are threads of this process and ready in milliseconds. They have sockets,
+    logs and snapshots like processes, but cannot be killed or stopped. The end of the `with` block raises
+    an error if a thread, socket, pipe or named memory that was created inside is still open, for example
+    because a worker was not closed.
 
-    Where a block does not fit, as in a notebook, use `start` and `close`. A fleet that is
-    garbage-collected, or open when the process ends, is closed without being asked.
+    In a notebook use `start` and `close` instead of a `with` block. An open fleet is closed when it is
+    garbage-collected or when the process ends.
 
     Args:
         servers: Number of servers.
@@ -67,23 +67,25 @@ class LocalFleet:
         transport: "unix" for sockets in a private folder, "tcp" for free ports with new credentials, "plain
             tcp" for ports without credentials.
         start_within: Seconds within which every server must be ready.
-        durability: Durability of the servers, such as "log", which `reviving` needs.
-        dead_after: Seconds of silence after which a worker's seat is removed. 0 never removes one.
-        crashes: Crash points by server: its first process dies at the first point, and so on (PSFLEET_CRASH;
+        durability: Durability of the servers. `reviving` needs "log".
+        dead_after: Seconds without a heartbeat after which a worker is removed from the fleet. 0 never
+            removes a worker.
+        crashes: Points at which servers crash, by server number: the server's first process crashes at the
+            first point in the list, its second process at the second, and so on (PSFLEET_CRASH;
             psfleet.core.base.faults lists the points).
-        credentials: Folders with the credentials of "server" and "worker", instead of new ones.
+        credentials: Folders with credentials, under the keys "server" and "worker". None makes new ones.
         limits: Limits of a server, as in PSFLEET_LIMITS.
         snapshot_every: Interval of snapshots, as in PSFLEET_SNAPSHOT_EVERY.
         resume: Path of a snapshot to start from, or "".
-        replicas: Number of standbys of each server. A test starts them with `spawn`.
-        rules: Modules with rules, which the servers import.
-        in_process: If True, run the servers as threads of this process.
+        replicas: Number of standbys of each server. A test starts the standbys with `spawn`.
+        rules: Modules with update rules for the servers to import.
+        in_process: True to run the servers as threads of this process.
 
     Attributes:
         endpoints: Endpoints of the servers, after the start.
         processes: Process of each server, or its thread with `in_process`.
-        restarts: Number of times that a server was started again.
-        deaths: Crash point of each server that has died and was started again, or "killed".
+        restarts: Number of restarts of servers so far.
+        deaths: For each restart, the point at which the server had crashed, or "killed".
     """
 
     def __init__(
@@ -179,7 +181,7 @@ class LocalFleet:
                 self._end_check.drop()
 
     def close(self) -> None:
-        """End every server, by force after 10 seconds, and remove the folder. Safe to call twice."""
+        """End every server, by force after 10 seconds, and remove the fleet's folder. Safe to call twice."""
         if self._end is None or not self._end.alive:
             return
         for process in self.processes:
@@ -205,14 +207,16 @@ class LocalFleet:
         )
 
     def connect(self, worker: int, mode: str, **settings: int) -> ModeSwitchRuntime:
-        """Connect as a worker, and return its runtime.
+        """Connect as a worker, and return the worker's runtime.
 
-        Several workers may be in this process, each used by a thread of its own.
+            runtime = fleet.connect(0, "ssp", staleness=4)
+
+        One process may connect as several workers if each is used in its own thread.
 
         Args:
-            worker: Seat of the worker, from 0.
+            worker: Index of the worker, from 0.
             mode: Name of the consistency mode.
-            settings: Settings of the mode, as in a strategy file's [consistency].
+            settings: Settings of the mode, as in the section [consistency] of a strategy file.
         """
         strategy = Settings.from_parts({"consistency": {"mode": mode, **settings}})
         return connect(self.environment(worker), strategy.consistency)
@@ -221,13 +225,13 @@ class LocalFleet:
         """Kill the process of one server, as a crash would. Not available with `in_process`."""
         process = self.processes[server]
         process.send_signal(signal.SIGKILL)
-        process.wait()  # the killed process, not the one by which `reviving` may have replaced it by now
+        process.wait()  # the killed process; `reviving` may have started another one meanwhile
 
     def scale(self, servers: int) -> None:
-        """Start the missing servers, and request this number of servers.
+        """Change the number of servers, and start those that are missing.
 
-        Returns once server 0 has taken up the move or given it up. Workers use the new number after their
-        next collective; call `settle` after that.
+        Returns once server 0 has begun to move rows to the new servers, or has refused. The workers use the
+        new number after their next collective. Then call `settle`.
         """
         self._move += 1
         new_indices = range(self.servers, servers)
@@ -247,14 +251,14 @@ class LocalFleet:
             time.sleep(_LOOK)
 
     def _awaits_rows(self) -> bool:
-        """Return whether server 0 has neither taken up nor given up the last request."""
+        """Return whether server 0 has neither begun nor refused the last request of `scale`."""
         is_open = read_scaled(self._folder).number < self._move
         return is_open and (self._folder / SCALE_READY).exists()
 
     def _decide_move(self, endpoints: tuple[str, ...]) -> None:
-        """Decide on the last request as a launcher would, in a thread.
+        """Commit or cancel the last request of `scale`, as a launcher would. Runs in a thread.
 
-        Waits until the servers promise to carry the move out, or give a reason why they cannot.
+        Waits until the servers report that all rows are copied, or the reason why the move cannot happen.
         """
         while self._end is not None and self._end.alive:
             with self._spawning:
@@ -272,13 +276,13 @@ class LocalFleet:
             write_unscaled(self._folder, self._move, self.endpoints, why)
 
     def settle(self) -> str:
-        """Finish a move after the workers' collective: end the servers that no longer belong to the fleet.
+        """Finish a `scale` after the workers' collective: end the servers that are no longer needed.
 
         Returns:
-            The reason why there was no move, or "" if there was one.
+            "" if the number of servers has changed, else the reason why it has not.
 
         Raises:
-            UsageError: The move is not decided yet.
+            UsageError: The servers have not decided yet.
         """
         if self._launcher is not None:
             self._launcher.join(_DECISION)  # it may be about to write that the move was given up
@@ -296,7 +300,7 @@ class LocalFleet:
 
     @contextlib.contextmanager
     def reviving(self) -> Iterator[None]:
-        """Restart servers that are killed within the block, as a launcher would."""
+        """Context in which servers that are killed are restarted, as a launcher would restart them."""
         over = threading.Event()
 
         def revive() -> None:
@@ -340,8 +344,8 @@ class LocalFleet:
 
         Args:
             index: Number of the server.
-            standby: Ordinal of the standby among the server's standbys, from 1, or 0 for the server itself.
-            follows: False for a standby that has taken over, and starts again from its own log.
+            standby: Number of the standby among the server's standbys, from 1, or 0 for the server itself.
+            follows: False to restart a standby that has taken over from the server, from its own log.
         """
         variables = self._variables(index, standby, follows)
         if self.in_process:
@@ -412,7 +416,7 @@ class LocalFleet:
         return read_ready(self.ready_file(index))[0]
 
     def ready_file(self, index: int, standby: int = 0) -> Path:
-        """Return the file that a process of a server writes when it is ready."""
+        """Return the path of the file that a server, or one of its standbys, writes when it is ready."""
         return self._folder / (f"ready.{index}.{standby}" if standby else f"ready.{index}")
 
     def _log_folder(self, index: int, standby: int) -> Path:
@@ -424,7 +428,7 @@ class LocalFleet:
 def _end(processes: Sequence[Any], folder: Path, lines: logging.Handler) -> None:
     """Kill the processes and remove the folder, without waiting for a regular end.
 
-    It is the finalizer of a LocalFleet, so it may run while this process ends.
+    This is the finalizer of a LocalFleet, so it may run while the interpreter shuts down.
     """
     for process in processes:
         process.kill()

@@ -1,9 +1,9 @@
-"""Conformance test of update rules (`check_rule`), to call from the tests of a new rule.
+"""Conformance test of update rules: call `check_rule` in the tests of a new rule.
 
-A rule is one scalar function, but it runs in many forms: compiled for dense arrays and for rows, on parts of
-an array, on several servers, on a GPU, and again from a snapshot. All forms must give the same bits. The test
-compares each form with `twin_push`, which applies the same function in NumPy, one weight after the other.
-psfleet's own rules pass it.
+A rule is one scalar function, but psfleet runs it in many forms: compiled for dense arrays and for rows, on
+parts of an array, on several servers, on a GPU, and again from a snapshot. All forms must give
+bit-identical results. The test compares each form with `twin_push`, which applies the scalar function in
+NumPy, one weight after the other. All rules of psfleet pass the test.
 """
 
 import math
@@ -37,11 +37,12 @@ def check_rule(rule: Rule) -> None:
         def test_my_rule() -> None:
             check_rule(MyRule(momentum=0.9))
 
-    - It can be sent as a name and numbers, and its numbers for a step are the same each time.
-    - Its kernels for dense arrays and for rows give the bits of the same functions in NumPy, with and
-      without weight decay, and for gradients that are not finite too.
-    - An array that is cut into parts, as on several servers, ends with the same bits as a whole one.
-    - Repeated ids count as their sum, and a state that was saved and restored continues with the same bits.
+    - The rule can be sent to a server as a name and numbers, and its constants for a step are always the
+      same.
+    - Its kernels for dense arrays and for rows are bit-identical to the same functions in NumPy, with and
+      without weight decay, also for gradients that are infinite or NaN.
+    - An array that is divided over several servers gets the same bits as an undivided one.
+    - Gradients of repeated ids are summed. Training from a saved and restored state is bit-identical.
     - Its CUDA kernels can be generated and, if numba-cuda finds a device, compile to float32 arithmetic.
 
     The check compiles four kernels, which takes some seconds.
@@ -51,7 +52,7 @@ def check_rule(rule: Rule) -> None:
 
     Raises:
         RuleError: A function of the rule cannot be compiled to a kernel.
-        AssertionError: The rule lacks a property. The text names the check.
+        AssertionError: The rule lacks one of these properties. The message names the check.
     """
     check_functions(rule)
     _check_numbers(rule)
@@ -68,7 +69,8 @@ def check_rule(rule: Rule) -> None:
 def check_dense(
     rule: Rule, decay: DecaySpec, size: int, seed: int = 0, learning_rate: float = _RATE
 ) -> None:
-    """Check that a dense table of `size` weights has the same bits as the NumPy twin after three steps."""
+    """Check that a dense table of `size` weights is bit-identical to its computation in NumPy after 3
+    steps."""
     start = gradients(seed, size)
     table = DenseTable(TableSpec("t", "dense", (size,), rule, decay), start)
     twin = [start.copy(), *(np.full(size, slot.initial, np.float32) for slot in rule.slots)]
@@ -83,12 +85,12 @@ def check_dense(
 
 
 def check_rows(rule: Rule, dim: int, every_row: bool, count: int = 12) -> None:
-    """Check that rows have the same bits as the NumPy twin after five pushes, each of which names some rows.
+    """Check that rows are bit-identical to their computation in NumPy after 5 pushes to some of the rows.
 
     Args:
         rule: Rule to check.
         dim: Number of weights of a row.
-        every_row: True if rows without a gradient are updated too.
+        every_row: True if a push updates rows without a gradient too.
         count: Number of rows.
     """
     table = SparseTable(TableSpec("t", "sparse", (dim,), rule, every_row=every_row))
@@ -114,10 +116,16 @@ def check_rows(rule: Rule, dim: int, every_row: bool, count: int = 12) -> None:
 
 
 def check_split(rule: Rule, cuts: list[int], seed: int = 0, size: int = 300) -> None:
-    """Check that a dense array that is cut into parts for several servers ends with the same bits as a
-    whole one.
+    """Check that a dense array divided over several servers gets the same bits as an undivided one.
 
-    A rule over a whole parameter is never cut, so nothing is checked for it.
+    A rule that needs the whole parameter at once (such as a norm over it) is never divided, so nothing is
+    checked for it.
+
+    Args:
+        rule: Rule to check.
+        cuts: Positions at which the array is divided.
+        seed: Seed of the gradients.
+        size: Number of weights.
     """
     if rule.unit == "parameter":
         return
@@ -157,7 +165,7 @@ def _check_numbers(rule: Rule) -> None:
 
 
 def _check_states(rule: Rule) -> None:
-    """Check repeated ids, and a state that is read from one runtime and written to another."""
+    """Check pushes with repeated ids, and training from a state that was copied from another runtime."""
     repeated_pair, summed_pair, restored_pair = (_Pair(rule) for _ in range(3))
     ids, distinct = np.array([5, -3, 5, 9, 5]), np.array([-3, 5, 9])
     for step in range(3):
@@ -173,7 +181,7 @@ def _check_states(rule: Rule) -> None:
 
 
 class _Pair:
-    """Runtime with one dense and one sparse table under a rule."""
+    """Runtime with one dense and one sparse table, both updated by the same rule."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -193,7 +201,7 @@ class _Pair:
             self.runtime.write_table(key, source.runtime.read_table(key))
 
     def compare(self, check_name: str, expected_pair: "_Pair") -> None:
-        """Check that both pairs have the same bits, and finite values."""
+        """Check that the tables of both pairs are bit-identical, and that all values are finite."""
         for key in (self.dense, self.sparse):
             actual_state, expected_state = (
                 self.runtime.read_table(key),
@@ -230,7 +238,7 @@ def _same(rule: Rule, check_name: str, values: list[Floats], expected_values: li
     for name, actual, expected in zip(names, values, expected_values, strict=False):
         message = f"{rule}: {check_name}: {name} differ"
         np.testing.assert_array_equal(actual, expected, message)
-        # assert_array_equal takes 0.0 and -0.0 for equal; their signs differ.
+        # assert_array_equal treats 0.0 and -0.0 as equal, so compare the signs too.
         clean = ~np.isnan(actual)
         assert np.array_equal(np.signbit(actual[clean]), np.signbit(expected[clean])), message
     assert len(values) == len(expected_values), (
@@ -239,6 +247,6 @@ def _same(rule: Rule, check_name: str, values: list[Floats], expected_values: li
 
 
 def _unaligned(values: NDArray[Any]) -> NDArray[Any]:
-    """Return the values as an array inside a message would be: read-only, at an odd address."""
+    """Return a copy of the values that is read-only and at an odd address, like an array inside a message."""
     raw = b"x" + values.tobytes()
     return np.frombuffer(raw, values.dtype, offset=1).reshape(values.shape)

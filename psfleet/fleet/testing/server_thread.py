@@ -1,7 +1,7 @@
-"""Servers as threads of the test process (LocalFleet with `in_process`), and a check for leaks at its end.
+"""Servers as threads of the test process (LocalFleet with `in_process`), and a check for resource leaks.
 
-A server thread is ready in milliseconds, sooner than a process. It shares the process with the test, so
-EndCheck makes sure that no thread, socket, pipe or named memory outlives the fleet.
+A server thread is ready in milliseconds, much sooner than a process. It shares the process with the test, so
+EndCheck makes sure that no thread, socket, pipe or named memory is left when the fleet ends.
 """
 
 import importlib
@@ -24,14 +24,14 @@ _CLOSE_TIMEOUT = (
 
 
 class ServerThread(threading.Thread):
-    """Running server with those methods of `subprocess.Popen` that apply to a thread.
+    """Server that runs in a thread. It has the methods of `subprocess.Popen` that apply to a thread.
 
     Args:
-        environment: Environment of the server, as from its environment variables.
+        environment: Environment of the server, as a process would read it from its environment variables.
 
     Attributes:
         error: Error that has ended the server, or None.
-        returncode: 0 after a regular end, 2 after an error, and None as long as the server runs.
+        returncode: 0 after a regular end, 2 after an error, or None while the server is running.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -57,7 +57,7 @@ class ServerThread(threading.Thread):
         """Wait for the end of the server, and return its exit code.
 
         Raises:
-            subprocess.TimeoutExpired: The server is running after `timeout` seconds.
+            subprocess.TimeoutExpired: The server is still running after `timeout` seconds.
         """
         self.join(timeout)
         if self.is_alive():
@@ -68,9 +68,8 @@ class ServerThread(threading.Thread):
         """Request the server to end, and return at once."""
         self._server.stop()
 
-    kill = (
-        terminate  # a thread cannot be killed; LocalFleet kills at its end whatever has not ended
-    )
+    # LocalFleet calls `kill` on servers that have not ended in time. A thread cannot be killed.
+    kill = terminate
 
     def send_signal(self, number: int) -> None:
         """Raise UsageError, because a thread takes no signals."""
@@ -81,11 +80,12 @@ class ServerThread(threading.Thread):
 
 
 class EndCheck:
-    """Check for threads, sockets, pipes and named memory that were created after this object and are left.
+    """Check that no thread, socket, pipe or named memory that was created after this object is still open.
 
-    Fleets that are open at the same time cannot tell their threads and connections apart. The check
-    therefore happens when the last fleet ends, against the state before the first. Unnamed shared memory is
-    not checked: arrays that a test has pulled may lie in it, and it is freed with the last of them.
+    If several fleets are open at the same time, the check cannot tell which of them a thread or socket
+    belongs to. It therefore happens only when the last fleet ends, and compares with the state before the
+    first fleet started. Unnamed shared memory is not checked: arrays that a test has pulled may be stored
+    in it until the test drops them.
     """
 
     _open: ClassVar[list["EndCheck"]] = []
@@ -97,16 +97,16 @@ class EndCheck:
         self._open.append(self)
 
     def drop(self) -> bool:
-        """End the check without looking, and return True if no other fleet is open."""
+        """Give the check up, and return True if no other fleet is open."""
         if self in self._open:
             self._open.remove(self)
         return not self._open
 
     def check(self) -> None:
-        """Wait until nothing is left, unless another fleet is open.
+        """Wait until everything is closed. If another fleet is open, return at once.
 
         Raises:
-            UsageError: Something is left after a minute. The message lists it.
+            UsageError: Something is still open after a minute. The message lists what.
         """
         if not self.drop():
             return

@@ -1,4 +1,4 @@
-"""Programs under the reference's newer names (`paddle.static`)."""
+"""Programs under Paddle's newer names (`paddle.static`)."""
 
 from psfleet.core.graph.execution.executor import Executor
 from psfleet.core.graph.execution.inference import load_inference, save_inference

@@ -1,4 +1,4 @@
-"""Layers of programs with the reference's newer argument names (`paddle.static.nn`)."""
+"""Layers of programs with Paddle's newer argument names (`paddle.static.nn`)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,8 @@ def fc(
     activation: str | None = None,
     name: str | None = None,
 ) -> Variable:
-    """Add a fully connected layer, as psfleet.layers.fc does."""
+    """Add a fully connected layer to the program: psfleet.layers.fc with Paddle's newer names of
+    arguments."""
     return layers.fc(x, size, num_flatten_dims, weight_attr, bias_attr, activation, name)
 
 
@@ -37,7 +38,7 @@ def embedding(
     dtype: str = "float32",
     entry: Entry | None = None,
 ) -> Variable:
-    """Look up rows of a table by id, as psfleet.layers.embedding does."""
+    """Look up the rows of a table by id, as psfleet.layers.embedding does."""
     return layers.embedding(
         input, size, is_sparse, is_distributed, padding_idx, param_attr, dtype, entry=entry
     )

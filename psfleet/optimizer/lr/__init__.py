@@ -5,8 +5,9 @@
     ...
     rate.step()  # after each epoch
 
-Classes (`schedules.py`) count calls of `step()`. Functions such as `noam_decay` (`update_counted.py`) make
-schedules that the optimizer advances after each update. `scheduler.py` has their common base.
+There are two kinds. The classes (`schedules.py`) change the rate when the script calls `step()`. Functions
+such as `noam_decay` (`update_counted.py`) return schedules that the optimizer advances after each update,
+without `step()`. `scheduler.py` has the base class of both.
 """
 
 from psfleet.optimizer.lr.scheduler import LRScheduler, ReduceOnPlateau

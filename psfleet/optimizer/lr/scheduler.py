@@ -1,8 +1,8 @@
-"""LRScheduler: base class of learning-rate schedules; the decorator that makes their constructors;
-ReduceOnPlateau.
+"""Base class of learning-rate schedules (LRScheduler), and ReduceOnPlateau.
 
-A schedule holds the present rate (`last_lr`), which an optimizer reads at each update. `step()` computes
-the next one. A subclass declares its arguments as fields, like a dataclass, and `get_lr`:
+A schedule stores the present rate in `last_lr`. An optimizer reads it at each update, and `step()` computes
+the next rate. A subclass declares its arguments as fields, like a dataclass, and computes the rate in
+`get_lr`:
 
     @schedule
     class Halving(LRScheduler):
@@ -11,7 +11,7 @@ the next one. A subclass declares its arguments as fields, like a dataclass, and
         verbose: bool = False
         def get_lr(self): return self.base_lr / 2**self.last_epoch
 
-`schedule` makes a constructor from the fields that checks each argument.
+The decorator `schedule` makes a constructor with these fields as arguments, which checks their values.
 """
 
 import inspect
@@ -44,19 +44,19 @@ Measure = Annotated[str, Must(lambda v: v.lower() in ("rel", "abs"), "rel or abs
 class LRScheduler:
     """Base of schedules. A subclass defines `get_lr()` as a function of `self.last_epoch`.
 
-    An epoch is the time between two calls of `step()`: for example a batch, or a pass over the data. The
-    constructor calls `step()` too, so that a new schedule is in epoch 0.
+    Here an *epoch* is the time between two calls of `step()`. It may be a batch or a pass over the data. A
+    new schedule is in epoch 0, because the constructor calls `step()` too.
 
     Args:
         learning_rate: Rate that the schedule starts from.
-        last_epoch: Epoch before the first one, to continue an earlier run.
+        last_epoch: Last epoch of an earlier run to continue, or -1 to start.
         verbose: True to print the rate at each step.
 
     Attributes:
         base_lr: Rate that the schedule starts from.
         last_epoch: Present epoch: the number of `step()` calls after the constructor, unless `step(epoch)`
             set it.
-        last_lr: Present rate, which calling the schedule returns too.
+        last_lr: Present rate. Calling the schedule returns the same number.
         steps_itself: True if the optimizer calls `step()` after each update.
     """
 
@@ -78,11 +78,11 @@ class LRScheduler:
         return self.last_lr
 
     def get_lr(self) -> float:
-        """Compute the rate of epoch `last_epoch`."""
+        """Return the rate for epoch `last_epoch`. A subclass must define it."""
         raise NotImplementedError
 
     def _first_rate(self) -> float:
-        """Check how the fields fit together, and return the rate that the schedule starts from."""
+        """Check that the fields are consistent, and return the rate that the schedule starts from."""
         rate: float = vars(self)["learning_rate"]
         return rate
 
@@ -120,12 +120,12 @@ class LRScheduler:
         return float(check(owner, rate, value, float))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state from which `set_state_dict` continues: numbers by name."""
+        """Return the state of the schedule, numbers by name, for `set_state_dict`."""
         return {name: getattr(self, name) for name in self._kept}
 
     @checked
     def set_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from the state that `state_dict()` has returned.
+        """Continue from a state made by `state_dict()`.
 
         Raises:
             UsageError: An entry is missing or is no number. Nothing was changed.
@@ -135,7 +135,7 @@ class LRScheduler:
             setattr(self, name, state_dict[name])
 
     def check_state(self, state_dict: Any) -> None:
-        """Refuse a state that `set_state_dict` cannot take.
+        """Check that `set_state_dict` can use a state.
 
         Raises:
             UsageError: An entry is missing or is no number.
@@ -161,7 +161,7 @@ class LRScheduler:
 
 @dataclass_transform()
 def schedule(kind: type[S]) -> type[S]:
-    """Class decorator: give a schedule the constructor that its fields declare.
+    """Class decorator that gives a schedule a constructor with the class's fields as arguments.
 
     The constructor checks each argument against the field's annotation and stores it as an attribute.
     """
@@ -180,19 +180,19 @@ def schedule(kind: type[S]) -> type[S]:
 
 
 def argument(name: str, annotation: Any, default: Any = Parameter.empty) -> Parameter:
-    """Make an argument of a signature that can be passed by position or by name."""
+    """Return an argument for a signature, which can be passed by position or by name."""
     return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
 
 
 def set_constructor(
     kind: type[S], arguments: Sequence[Parameter], construct: Callable[[S, dict[str, Any]], None]
 ) -> None:
-    """Give a class a constructor that checks its arguments and passes them to a function by name.
+    """Give a class a constructor that checks its arguments and then calls a function with them.
 
     Args:
         kind: Class to change.
-        arguments: Arguments of the constructor after `self`, with annotations to check.
-        construct: Function that gets the new object, and the values of the arguments by name.
+        arguments: Arguments of the constructor after `self`. Their annotations are checked.
+        construct: Function to call with the new object and the values of the arguments by name.
     """
     signature = inspect.Signature([argument("self", Parameter.empty), *arguments])
 
@@ -212,8 +212,7 @@ def set_constructor(
 
 @checked
 class ReduceOnPlateau(LRScheduler):
-    """Schedule that multiplies the rate by `factor` if a metric has not improved for more than `patience`
-    steps.
+    """Schedule that reduces the rate when a metric has not improved for more than `patience` steps.
 
         rate = ReduceOnPlateau(0.1, patience=3)
         rate.step(validation_loss)  # after each epoch
@@ -221,13 +220,13 @@ class ReduceOnPlateau(LRScheduler):
     Args:
         learning_rate: Rate to start from.
         mode: `min` if smaller metrics are better, `max` if larger ones are.
-        factor: Factor of a reduction.
-        patience: Number of steps without improvement that are tolerated.
-        threshold, threshold_mode: Least difference that counts as an improvement, relative to the best metric
-            (`rel`) or absolute (`abs`).
-        cooldown: Number of steps after a reduction in which no step counts as bad.
+        factor: Factor on the rate at each reduction.
+        patience: Number of steps in a row without improvement that do not yet reduce the rate.
+        threshold, threshold_mode: Smallest change of the metric that is an improvement: relative to the best
+            metric (`rel`) or absolute (`abs`).
+        cooldown: Number of steps after a reduction in which the metric is not judged.
         min_lr: Lowest rate.
-        epsilon: Least difference by which the rate is reduced. Smaller reductions are not made.
+        epsilon: A reduction of the rate by less than this is not made.
         verbose: True to print each reduction.
     """
 
@@ -293,8 +292,8 @@ class ReduceOnPlateau(LRScheduler):
             self._reduce()
 
     def _better(self, metric: float, best: float) -> bool:
-        # As in the reference, the relative margin is a factor on the best value. If that is negative, so is
-        # the margin, and a slightly worse metric counts as better.
+        # As in Paddle, the relative margin is the best value times the threshold. If the best value is
+        # negative, so is the margin, and a slightly worse metric counts as an improvement.
         margin = best * self.threshold if self.threshold_mode == "rel" else self.threshold
         return metric < best - margin if self.mode == "min" else metric > best + margin
 

@@ -1,7 +1,8 @@
 """Learning-rate schedules that count epochs: decay, steps, warm-up, cosine annealing and cycles.
 
-Each computes the rate of epoch `last_epoch` in `get_lr`. Names, arguments and results are those of the
-reference. The functions at the top are shared with the schedules that count updates (`update_counted.py`).
+Each class computes the rate of epoch `last_epoch` in `get_lr`. An *epoch* is the time between two calls of
+`step()`. Names, arguments and results are those of Paddle. The functions at the top are shared with the
+schedules that count updates (`update_counted.py`).
 """
 
 import itertools
@@ -35,23 +36,26 @@ InsideOne = Annotated[float, Range(0, 1, low_open=True, high_open=True)]
 
 
 def exponential(rate: float, gamma: float, n: float) -> float:
-    """Compute rate * gamma^n."""
+    """Return rate * gamma^n."""
     return rate * float(gamma**n)
 
 
 def natural_exp(rate: float, gamma: float, n: float) -> float:
-    """Compute rate * e^(-gamma * n)."""
+    """Return rate * e^(-gamma * n)."""
     return rate * math.exp(-gamma * n)
 
 
 def inverse_time(rate: float, gamma: float, n: float) -> float:
-    """Compute rate / (1 + gamma * n)."""
+    """Return rate / (1 + gamma * n)."""
     return rate / (1 + gamma * n)
 
 
 @schedule
 class NoamDecay(LRScheduler):
-    """Rate learning_rate * d_model^-0.5 * min(epoch^-0.5, epoch * warmup_steps^-1.5): a rise, then a fall."""
+    """Rises for warmup_steps epochs, then falls, as in "Attention is all you need" (2017).
+
+    The rate is learning_rate * d_model^-0.5 * min(epoch^-0.5, epoch * warmup_steps^-1.5).
+    """
 
     d_model: Positive
     warmup_steps: Positive
@@ -67,7 +71,12 @@ class NoamDecay(LRScheduler):
 
 @schedule
 class PiecewiseDecay(LRScheduler):
-    """Rate values[i] until epoch boundaries[i], and the last value from then on."""
+    """Constant rates: values[i] until epoch boundaries[i], and the last value from then on.
+
+        PiecewiseDecay([10, 20], [0.1, 0.01, 0.001])
+
+    This schedule has the rate 0.1 in epochs 0 to 9, 0.01 in epochs 10 to 19, and then 0.001.
+    """
 
     boundaries: Sequence[float]
     values: Sequence[NonNegative]
@@ -95,7 +104,7 @@ class PiecewiseDecay(LRScheduler):
 
 @schedule
 class NaturalExpDecay(LRScheduler):
-    """Rate learning_rate * e^(-gamma * epoch)."""
+    """Exponential fall: the rate is learning_rate * e^(-gamma * epoch)."""
 
     learning_rate: NonNegative
     gamma: Positive
@@ -108,7 +117,7 @@ class NaturalExpDecay(LRScheduler):
 
 @schedule
 class InverseTimeDecay(LRScheduler):
-    """Rate learning_rate / (1 + gamma * epoch)."""
+    """Fall with the inverse of time: the rate is learning_rate / (1 + gamma * epoch)."""
 
     learning_rate: NonNegative
     gamma: NonNegative
@@ -121,10 +130,11 @@ class InverseTimeDecay(LRScheduler):
 
 @schedule
 class PolynomialDecay(LRScheduler):
-    """Fall from learning_rate to end_lr in decay_steps epochs, by (1 - epoch / decay_steps)^power.
+    """Fall from learning_rate to end_lr in decay_steps epochs.
 
-    Afterwards the rate stays at end_lr. With `cycle` decay_steps is raised to the next multiple that is not
-    yet over, so that the rate jumps up and falls again.
+    The rate is end_lr + (learning_rate - end_lr) * (1 - epoch / decay_steps)^power, and then stays at
+    end_lr. With `cycle` the rate jumps up after every decay_steps epochs and falls again: decay_steps in
+    the formula is then the next multiple of decay_steps.
     """
 
     learning_rate: NonNegative
@@ -148,7 +158,7 @@ class PolynomialDecay(LRScheduler):
 
 @schedule
 class ExponentialDecay(LRScheduler):
-    """Rate learning_rate * gamma^epoch."""
+    """Exponential fall: the rate is learning_rate * gamma^epoch."""
 
     learning_rate: NonNegative
     gamma: InsideOne
@@ -161,7 +171,7 @@ class ExponentialDecay(LRScheduler):
 
 @schedule
 class MultiStepDecay(LRScheduler):
-    """Rate that is multiplied by gamma at every milestone, an epoch."""
+    """Falls in steps: the rate is multiplied by gamma at every epoch in `milestones`."""
 
     learning_rate: NonNegative
     milestones: Sequence[float]
@@ -182,7 +192,7 @@ class MultiStepDecay(LRScheduler):
 
 @schedule
 class StepDecay(LRScheduler):
-    """Rate that is multiplied by gamma after every step_size epochs."""
+    """Falls in steps: the rate is multiplied by gamma after every step_size epochs."""
 
     learning_rate: NonNegative
     step_size: PositiveInt
@@ -196,7 +206,7 @@ class StepDecay(LRScheduler):
 
 @schedule
 class LambdaDecay(LRScheduler):
-    """Rate learning_rate * lr_lambda(epoch)."""
+    """Rate learning_rate * lr_lambda(epoch) with a function of your own."""
 
     learning_rate: NonNegative
     lr_lambda: Callable[[int], float]
@@ -209,7 +219,9 @@ class LambdaDecay(LRScheduler):
 
 @schedule
 class MultiplicativeDecay(LRScheduler):
-    """Rate learning_rate * lr_lambda(1) * ... * lr_lambda(epoch)."""
+    """Rate that each epoch multiplies by lr_lambda(epoch): learning_rate * lr_lambda(1) * ... *
+    lr_lambda(epoch).
+    """
 
     learning_rate: NonNegative
     lr_lambda: Callable[[int], float]
@@ -234,9 +246,9 @@ class CosineAnnealingDecay(LRScheduler):
     verbose: bool = False
 
     def get_lr(self) -> float:
-        """Compute the rate from the one before it, as the reference does."""
-        # (1 + cos(pi * t / T)) / (1 + cos(pi * (t - 1) / T)) is the ratio of neighbouring rates, both less
-        # eta_min. After the bottom of the cosine the divisor is 0, and the first rise is added instead.
+        """Return the rate of this epoch, computed from the previous epoch's rate as Paddle does."""
+        # With r = rate - eta_min, (1 + cos(pi * t / T)) / (1 + cos(pi * (t - 1) / T)) is the ratio of r in
+        # epochs t and t - 1. Just after the minimum the divisor is 0. The first rise is then added instead.
         if self.last_epoch == 0:
             return self.base_lr
         if (self.last_epoch - 1 - self.T_max) % (2 * self.T_max) == 0:
@@ -249,7 +261,10 @@ class CosineAnnealingDecay(LRScheduler):
 
 @schedule
 class CosineAnnealingWarmRestarts(LRScheduler):
-    """Fall to eta_min along half a cosine in T_0 epochs, then restart; each fall is T_mult times as long."""
+    """Fall from learning_rate to eta_min along half a cosine, again and again.
+
+    The first fall takes T_0 epochs, and each further fall T_mult times as many as the previous one.
+    """
 
     _kept = ("last_epoch", "last_lr", "T_i", "T_cur")
 
@@ -285,7 +300,15 @@ def _check_rising(owner: str, name: str, values: Sequence[float]) -> None:
 
 @schedule
 class LinearWarmup(LRScheduler):
-    """Rise from start_lr to end_lr in warmup_steps epochs, then `learning_rate`, a number or a schedule."""
+    """Rise from start_lr to end_lr in warmup_steps epochs. Afterwards the rate is `learning_rate`.
+
+    Args:
+        learning_rate: Rate after the warm-up: a number or a schedule.
+        warmup_steps: Number of epochs of the rise.
+        start_lr, end_lr: Rates at the begin and the end of the rise.
+        last_epoch: Last epoch of an earlier run to continue, or -1 to start.
+        verbose: True to print the rate at each step.
+    """
 
     learning_rate: NonNegative | LRScheduler
     warmup_steps: NonNegativeInt
@@ -313,7 +336,8 @@ class LinearWarmup(LRScheduler):
         return self.learning_rate
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state as the base class does, with that of a following schedule as `LinearWarmup_LR`."""
+        """Return the state. If `learning_rate` is a schedule, `LinearWarmup_LR` contains that schedule's
+        state."""
         state = super().state_dict()
         if isinstance(self.learning_rate, LRScheduler):
             state["LinearWarmup_LR"] = self.learning_rate.state_dict()
@@ -321,7 +345,7 @@ class LinearWarmup(LRScheduler):
 
     @checked
     def set_state_dict(self, state_dict: dict[str, object]) -> None:
-        """Set the state as the base class does, and that of a following schedule."""
+        """Continue from a state made by `state_dict()`, also the schedule passed as `learning_rate`."""
         super().set_state_dict(state_dict)
         inner = state_dict.get("LinearWarmup_LR")
         if isinstance(self.learning_rate, LRScheduler) and isinstance(inner, dict):
@@ -330,7 +354,8 @@ class LinearWarmup(LRScheduler):
 
 @schedule
 class LinearLR(LRScheduler):
-    """Rate times a factor that goes from start_factor to end_factor in total_steps epochs."""
+    """Rate learning_rate * f, where f changes linearly from start_factor to end_factor in total_steps
+    epochs."""
 
     learning_rate: NonNegative
     total_steps: PositiveInt
@@ -348,8 +373,9 @@ class LinearLR(LRScheduler):
 class OneCycleLR(LRScheduler):
     """Rise to max_learning_rate and fall to end_learning_rate, in total_steps epochs.
 
-    The rate starts at max_learning_rate / divide_factor and rises for the share phase_pct of the epochs. With
-    `three_phase` it falls to the start in as many epochs, and to end_learning_rate in the remaining ones.
+    The rate starts at max_learning_rate / divide_factor. It rises during the first phase_pct * total_steps
+    epochs and falls to end_learning_rate in the remaining epochs. With `three_phase` it falls in two parts:
+    to the rate at the start in as many epochs as it rose, then to end_learning_rate.
     """
 
     max_learning_rate: NonNegative
@@ -410,9 +436,10 @@ _WAYS: dict[str, Callable[[float, float, float], float]] = {"cos": _cosine, "lin
 class CyclicLR(LRScheduler):
     """Cycles from base_learning_rate up to max_learning_rate and down again.
 
-    The height of a cycle stays the same (mode `triangular`), is halved with each cycle (`triangular2`), or
-    shrinks by exp_gamma every epoch (`exp_range`). A function `scale_fn` of the cycle (scale_mode `cycle`)
-    or of the epoch (`iterations`) replaces the mode.
+    The mode says how the height of the cycles changes: not at all (`triangular`), by 1/2 after each cycle
+    (`triangular2`), or by the factor exp_gamma every epoch (`exp_range`). If `scale_fn` is given, it
+    replaces the mode: it returns the factor on the height for the number of the cycle (scale_mode `cycle`)
+    or of the epoch (`iterations`).
     """
 
     base_learning_rate: NonNegative

@@ -1,8 +1,11 @@
 """Learning-rate schedules that count updates: noam_decay, exponential_decay and other functions.
 
-The optimizer advances such a schedule after each update, so a script calls no `step()`. A program can also
-use it as a variable, to fetch the rate or to compute with it. These are the reference's older names; most
-functions use the formula of a class in `schedules.py`, counted in updates.
+    optimizer = SGD(exponential_decay(0.1, decay_steps=1000, decay_rate=0.5))
+
+The optimizer advances such a schedule after each update, so the script does not call `step()`. A program
+can use the schedule as a variable, to fetch the rate or to compute with it. The names are those of older
+Paddle versions. Most functions have the formula of a class in `schedules.py`, with updates in place of
+epochs.
 """
 
 import math
@@ -27,12 +30,12 @@ class PerUpdateSchedule(LRScheduler):
         rate = exponential_decay(0.1, 1000, 0.5) * 2  # arithmetic gives another schedule
         exe.run(feed=feed, fetch_list=[loss, rate])
 
-    Programs accept it as a variable, as an input of a layer and in a fetch list. Its value there is the
-    rate with which the run updates.
+    In a program the schedule can be an input of a layer or be fetched. Its value is then the rate of the
+    run's update.
 
     Args:
         learning_rate: Base rate.
-        rate: Function that gives the rate after n updates when called with `first` + n.
+        rate: Function that returns the rate after n updates when called with `first` + n.
         first: Value of `last_epoch` before the first update.
     """
 
@@ -55,10 +58,10 @@ class PerUpdateSchedule(LRScheduler):
         return self.rate(self.first + updates)
 
     def as_variable(self, program: Any = None) -> Any:
-        """Return the variable that stands for the schedule in a program, or in eager mode the present rate.
+        """Return a variable of a program with the schedule's rate. In eager mode return the present rate.
 
         Args:
-            program: Program that uses it, or None for the default main program.
+            program: Program of the variable, or None for the default main program.
         """
         from psfleet.core.graph.program import names
         from psfleet.core.graph.program.ops.manipulate import PerRun
@@ -82,7 +85,13 @@ class PerUpdateSchedule(LRScheduler):
     def _with(
         self, operand: Any, combine: Callable[[float, float], float], swap: bool = False
     ) -> Any:
-        """Combine the rate with a number or with the rate of another schedule, after as many updates."""
+        """Return a schedule that combines this rate with a number or with the rate of another schedule.
+
+        Args:
+            operand: Number or schedule. A schedule is evaluated after the same number of updates.
+            combine: Function of the two rates.
+            swap: True to pass the operand's rate first.
+        """
         if isinstance(operand, bool) or not isinstance(operand, int | float | PerUpdateSchedule):
             return NotImplemented
         then: Callable[[int], float] = (
@@ -119,7 +128,11 @@ class PerUpdateSchedule(LRScheduler):
 def noam_decay(
     d_model: Positive, warmup_steps: Positive, learning_rate: NonNegative = 1.0
 ) -> PerUpdateSchedule:
-    """Schedule NoamDecay by updates instead of epochs. The first update counts as epoch 1."""
+    """Rise for warmup_steps updates, then fall: NoamDecay with updates in place of epochs.
+
+    The rate of update n, counted from 1, is learning_rate * d_model^-0.5 * min(n^-0.5, n *
+    warmup_steps^-1.5).
+    """
     return _counting(NoamDecay(d_model, warmup_steps, learning_rate), first=1)
 
 
@@ -127,8 +140,10 @@ def noam_decay(
 def exponential_decay(
     learning_rate: NonNegative, decay_steps: Positive, decay_rate: Positive, staircase: bool = False
 ) -> PerUpdateSchedule:
-    """Rate learning_rate * decay_rate^(n / decay_steps) after n updates. `staircase` rounds the exponent
-    down."""
+    """Exponential fall: the rate after n updates is learning_rate * decay_rate^(n / decay_steps).
+
+    `staircase` rounds n / decay_steps down.
+    """
     return _scaled(exponential, learning_rate, decay_steps, decay_rate, staircase)
 
 
@@ -139,7 +154,7 @@ def natural_exp_decay(
     decay_rate: NonNegative,
     staircase: bool = False,
 ) -> PerUpdateSchedule:
-    """Rate learning_rate * e^(-decay_rate * n / decay_steps) after n updates.
+    """Exponential fall: the rate after n updates is learning_rate * e^(-decay_rate * n / decay_steps).
 
     `staircase` rounds n / decay_steps down.
     """
@@ -153,7 +168,8 @@ def inverse_time_decay(
     decay_rate: NonNegative,
     staircase: bool = False,
 ) -> PerUpdateSchedule:
-    """Rate learning_rate / (1 + decay_rate * n / decay_steps) after n updates.
+    """Fall with the inverse of time: the rate after n updates is
+    learning_rate / (1 + decay_rate * n / decay_steps).
 
     `staircase` rounds n / decay_steps down.
     """
@@ -168,8 +184,9 @@ def polynomial_decay(
     power: Positive = 1.0,
     cycle: bool = False,
 ) -> PerUpdateSchedule:
-    """Fall from learning_rate to end_learning_rate in decay_steps updates, as PolynomialDecay does in
-    epochs."""
+    """Fall from learning_rate to end_learning_rate in decay_steps updates: PolynomialDecay with updates in
+    place of epochs.
+    """
     return _counting(PolynomialDecay(learning_rate, decay_steps, end_learning_rate, power, cycle))
 
 
@@ -177,7 +194,7 @@ def polynomial_decay(
 def piecewise_decay(
     boundaries: Sequence[float], values: Sequence[NonNegative]
 ) -> PerUpdateSchedule:
-    """Rate values[i] until update boundaries[i], and the last value from then on."""
+    """Constant rates: values[i] until update boundaries[i], and the last value from then on."""
     return _counting(PiecewiseDecay(boundaries, values))
 
 
@@ -201,9 +218,13 @@ def linear_lr_warmup(
     start_lr: NonNegative,
     end_lr: NonNegative,
 ) -> PerUpdateSchedule:
-    """Rise from start_lr to end_lr in warmup_steps updates, then `learning_rate`, a number or a schedule.
+    """Rise from start_lr to end_lr in warmup_steps updates. Afterwards the rate is `learning_rate`.
 
-    A schedule counts from the first update and not from the end of the warm-up, as in the reference.
+    Args:
+        learning_rate: Rate after the warm-up: a number or a schedule. As in Paddle, a schedule counts from
+            the first update, not from the end of the warm-up.
+        warmup_steps: Number of updates of the rise.
+        start_lr, end_lr: Rates at the begin and the end of the rise.
     """
 
     def rate(n: int) -> float:
@@ -219,7 +240,12 @@ def linear_lr_warmup(
 
 
 def _counting(scheduler: LRScheduler, first: int = 0) -> PerUpdateSchedule:
-    """Make a schedule that counts updates from one that counts epochs."""
+    """Return a schedule with the formula of `scheduler`, but with updates in place of epochs.
+
+    Args:
+        scheduler: Schedule that counts epochs.
+        first: Epoch whose rate the first update has.
+    """
 
     def rate(n: int) -> float:
         scheduler.last_epoch = n
@@ -235,7 +261,13 @@ def _scaled(
     decay_rate: float,
     staircase: bool,
 ) -> PerUpdateSchedule:
-    """Make a schedule from a function of n / decay_steps, which `staircase` rounds down."""
+    """Make a schedule from a formula whose last argument is n / decay_steps after n updates.
+
+    Args:
+        formula: Function of learning_rate, decay_rate and n / decay_steps.
+        learning_rate, decay_steps, decay_rate: Numbers for the formula.
+        staircase: True to round n / decay_steps down.
+    """
 
     def rate(n: int) -> float:
         periods = n // decay_steps if staircase else n / decay_steps

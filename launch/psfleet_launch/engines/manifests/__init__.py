@@ -1,1 +1,1 @@
-"""Templates of the objects of a job on Kubernetes, which `engines/kubernetes.py` fills in."""
+"""Templates of Kubernetes objects. `engines/kubernetes.py` inserts the values of a job."""

@@ -1,4 +1,4 @@
-"""Common parts of engines whose processes run on other machines, each under an agent.
+"""Common parts of engines for several machines. On each machine an agent runs the processes.
 
-Start with `remote_engine.py`, the base class, then `agent_messages.py`, the protocol with agents.
+Read `remote_engine.py`, the base class, first, then `agent_messages.py`, the protocol with agents.
 """

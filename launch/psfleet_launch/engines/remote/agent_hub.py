@@ -1,17 +1,17 @@
 """Launcher's side of the connections to agents: the gRPC service, each agent's messages, and reachability.
 
-A silent agent does not prove that its machine is lost: the process may be stopped or get no processor,
-while its kernel still acknowledges TCP data. So a machine whose agent has been quiet for half a second is
-sent a probe. Only if its kernel acknowledges nothing for a second can it not be reached, because it has no
-power or the network is cut. Decision 20 has the reasons.
+A machine need not be lost if its agent is silent: the agent may be stopped or get no processor time, while
+the machine's kernel still acknowledges TCP data. So after half a second without a message the launcher
+sends a probe. Only if the kernel acknowledges nothing for a second is the machine unreachable: it has no
+power, or the network is cut. Decision 20 has the reasons.
 
     seconds of silence   0.5   probes are sent, and the kernel is asked for acknowledgements
-                         1.5   at the earliest: cut off, standbys take over
+                         1.5   at the earliest: the machine is cut off, and standbys take over
                          10    the agent kills its processes and ends
-                         13    the launcher counts the agent as lost
+                         13    the launcher gives the agent up as lost
 
-`AgentHub.attend` and `_hear` run in threads of gRPC and of each connection. They only put messages into
-queues; the launcher's main thread takes them with `AgentHub.take`.
+`AgentHub.attend` runs in threads of gRPC, and `_hear` in a thread of each connection. Both only put
+messages into queues. The launcher's main thread reads them with `AgentHub.take`.
 """
 
 import contextlib
@@ -45,29 +45,28 @@ from psfleet_launch.engines.remote.agent_messages import (
 from psfleet_launch.supervision.job_events import Said
 
 QUIET = 0.5
-"""Seconds without a message after which a machine is sent probes."""
+"""Seconds without a message after which the launcher sends a machine probes."""
 
 _SILENT = 1.0  # seconds without an acknowledgement after which a machine cannot be reached
 _STEP = 0.25  # seconds between two looks
-# The longest time that counts between two looks: after a longer time the launcher itself was suspended, which
-# says nothing about the other machine.
+# Longest time between two calls of `look` that is added to a machine's silence. If the time was longer, the
+# launcher itself was suspended, which says nothing about the other machine.
 _MOST_SECONDS = 2 * _STEP
 _COARSE = 0.05  # seconds of error in the kernel's time since the last acknowledgement
 _UNACKED, _LAST_ACK, _SIZE = 24, 56, 60  # offsets in struct tcp_info of linux/tcp.h
 
 
 SILENCE_LIMIT = 10.0
-"""Seconds without an answer to a ping after which an agent ends its processes and itself."""
+"""Seconds without a reply to a ping after which an agent kills its processes and ends."""
 _MARGIN = 3.0
-"""Further seconds after which the launcher counts the agent as ended; it needs some time to end its
-processes."""
+"""Seconds that the launcher waits in addition, because the agent needs some time to kill its processes."""
 MOST_AGENTS = 1000
-"""Maximum number of agents of one job; each takes threads of the launcher."""
+"""Maximum number of agents of a job. Each agent needs threads in the launcher."""
 _GRACE = 1.0  # seconds for streams to end
 
 
 class Reachability:
-    """Judges whether one machine can be reached. Pure: the caller passes in the time and sends the probes.
+    """Decides whether a machine can be reached. The caller passes the time and sends the probes.
 
     Attributes:
         can_be_reached: False if the machine's kernel has acknowledged nothing for a second.
@@ -85,16 +84,16 @@ class Reachability:
         Args:
             at: Present time, in seconds of any clock.
             last_message: Time of the agent's last message.
-            unanswered: Returns the seconds for which the machine's kernel has acknowledged nothing while data
-                waited for it. 0 means that no data waits, or that it is not known.
+            unanswered: Function that returns for how many seconds data has waited for an acknowledgement of
+                the machine's kernel. 0 if no data waits, or if this is not known.
         """
         if at - last_message < QUIET:
             self.can_be_reached, self._asked_at = True, None
             return False
         if at - self._looked < _STEP:
             return False
-        # `_asked_at` is the time of the probe that has not been acknowledged yet. If the last acknowledgement
-        # came after it, or if there is no such probe, the count of seconds begins again.
+        # `_asked_at` is the time of a probe that was not acknowledged yet. If there is no such probe, or if
+        # an acknowledgement has come after it, counting begins again at 0.
         step, self._looked = min(at - self._looked, _MOST_SECONDS), at
         if self._asked_at is None or unanswered() < at - self._asked_at - _COARSE:
             self.can_be_reached, self._asked_at, self._waited = True, at, 0.0
@@ -108,9 +107,9 @@ class PeerSocket:
     """Reads from the kernel whether the peer of one of gRPC's TCP connections acknowledges data.
 
     gRPC does not expose its sockets, so this class searches this process's descriptors for the socket with
-    the peer's address. It does not duplicate the descriptor: a duplicate would keep a connection open that
-    gRPC has closed, and wake gRPC for it. The descriptor is checked again at each use, since its number may
-    mean another file by then.
+    the peer's address. It uses gRPC's descriptor and not a duplicate, because a duplicate would keep the
+    connection open, and wake gRPC, after gRPC has closed it. The number of the descriptor may refer to
+    another file later, so it is checked at each use.
 
     Args:
         peer: Peer as gRPC names it: "ipv4:192.0.2.1:50000" or "ipv6:%5B2001:db8::1%5D:50000".
@@ -122,9 +121,9 @@ class PeerSocket:
         self._descriptor = -1
 
     def unanswered(self) -> float:
-        """Return the seconds since the peer's last acknowledgement if data waits for one, else 0.
+        """Return the seconds since the peer's last acknowledgement if data waits for one.
 
-        0 also if the socket is not found.
+        0 if no data waits or if the socket is not found.
         """
         info = self._info(self._descriptor)
         if info is None:
@@ -140,7 +139,7 @@ class PeerSocket:
         return milliseconds / 1000 if waiting else 0.0
 
     def _info(self, descriptor: int) -> bytes | None:
-        """Return the kernel's `struct tcp_info` of a socket, or None if it is not the peer's."""
+        """Return the kernel's `struct tcp_info` of a descriptor, or None if it is not the peer's socket."""
         with contextlib.suppress(OSError, ValueError):  # the descriptor is closed, or no socket
             end = socket.socket(fileno=descriptor)
             try:
@@ -152,7 +151,7 @@ class PeerSocket:
 
 
 def _address(connected: socket.socket) -> tuple[str, str]:
-    """Return host and port of the socket's peer, or two empty strings if it is no connected TCP socket."""
+    """Return host and port of the socket's peer, or ("", "") if it is no connected TCP socket."""
     with contextlib.suppress(OSError):  # a listening socket has no peer
         if connected.family in (socket.AF_INET, socket.AF_INET6):
             host, port = connected.getpeername()[:2]
@@ -161,11 +160,11 @@ def _address(connected: socket.socket) -> tuple[str, str]:
 
 
 class AgentConnection:
-    """Connection of one agent, seen by the launcher. A thread of its own receives; any thread may send.
+    """Launcher's side of the connection of one agent. Messages are received in a separate thread.
 
     Attributes:
-        hello: Description of the machine, which the agent sends first.
-        ended: True if the agent is lost or was refused; further messages from it are ignored.
+        hello: First message of the agent, which describes its machine.
+        ended: True if the agent is lost or was refused. Further messages from it are ignored.
         is_cut_off: True if the machine could not be reached at the last `look`.
     """
 
@@ -180,12 +179,12 @@ class AgentConnection:
 
     @property
     def name(self) -> str:
-        """Name of the agent's machine, for people."""
+        """Name of the agent's machine, for messages."""
         return self.hello.name
 
     @property
     def is_silent(self) -> bool:
-        """True after so long a silence that the agent must have ended its processes and itself by now."""
+        """True if the agent has been silent for so long that it must have killed its processes and ended."""
         return time.monotonic() > self._received + SILENCE_LIMIT + _MARGIN
 
     @property
@@ -202,11 +201,11 @@ class AgentConnection:
         return self.is_cut_off and not before
 
     def send(self, message: LauncherMessage) -> None:
-        """Queue a message behind all earlier messages. Does not wait."""
+        """Queue a message, to be sent after all earlier messages. Does not wait. Any thread may call it."""
         self._outbox.put(message)
 
     def receive(self, message: AgentMessage) -> None:
-        """Note that the agent is alive, and answer a ping."""
+        """Record the time of a message, and reply to it if it is a ping."""
         self._received = time.monotonic()
         if isinstance(message, Ping):
             self.send(message)
@@ -216,7 +215,7 @@ class AgentConnection:
         self._outbox.put(None)
 
     def messages(self) -> Iterator[LauncherMessage]:
-        """Yield the queued messages, for gRPC to send, until `end`. Waits for the next message."""
+        """Yield the queued messages, for gRPC to send. Waits for more messages until `end` is called."""
         while (message := self._outbox.get()) is not None:
             yield message
 
@@ -226,11 +225,11 @@ Received = tuple[AgentConnection, AgentMessage | None]
 
 
 class AgentHub:
-    """Server for the calls of agents, and queue of their messages.
+    """gRPC server for the agents' calls, with a queue of their messages.
 
     Args:
         access: Credentials and token that agents must have.
-        wake: Called from other threads when `take` has something to return.
+        wake: Function to call, from other threads, when `take` has something to return.
     """
 
     def __init__(self, access: Access, wake: Callable[[], None]) -> None:
@@ -244,7 +243,7 @@ class AgentHub:
         self._server: grpc.Server | None = None
 
     def listen(self, endpoint: str) -> str:
-        """Begin to accept calls at this endpoint, and return it with the real port.
+        """Begin to accept calls at an endpoint, and return the endpoint with the actual port.
 
         Raises:
             ConfigError: The address or port cannot be used.
@@ -281,17 +280,17 @@ class AgentHub:
             connection.end()
         if self._server is not None:
             self._server.stop(_GRACE).wait()
-            # The server refers to this object, too. Without this line both would live until the garbage
-            # collector runs, with gRPC's file descriptors open.
+            # The server and this object refer to each other. Without this line both would exist until the
+            # garbage collector runs, with gRPC's file descriptors open.
             self._server = None
         self._pool.shutdown()
 
     def attend(
         self, requests: Iterator[AgentMessage], context: grpc.ServicerContext
     ) -> Iterator[LauncherMessage]:
-        """Serve the call of one agent: check its token, and return the messages to send to it.
+        """Handle the call of one agent: check its token, and return an iterator over the messages to send.
 
-        gRPC calls this in a thread of the pool, and sends the messages from there until the call ends.
+        gRPC calls this in a thread of its pool. The thread sends the messages until the call ends.
         """
         token = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
         if not hmac.compare_digest(str(token).encode(), self._expected.encode()):
@@ -299,7 +298,7 @@ class AgentHub:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "its token is not this job's")
         connection = AgentConnection(context.peer())
         self._connections.append(connection)
-        # Without an end of `messages` the pool's thread would wait for the next message forever.
+        # If the call has ended already, end `messages`. Otherwise the pool's thread would wait forever.
         if not context.add_callback(connection.end):  # the call has ended already
             connection.end()
         ServiceThread(self._hear, "agent", (connection, requests)).start()
@@ -322,7 +321,7 @@ class AgentHub:
 
 
 def _wrong_token(peer: str) -> Said:
-    """Return the notice about an agent with a certificate of this job but another token."""
+    """Return a message for the user: an agent has a certificate of this job, but another token."""
     host = unquote(peer.partition(":")[2].rpartition(":")[0])
     return Said(
         None,

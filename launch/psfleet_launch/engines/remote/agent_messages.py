@@ -1,7 +1,6 @@
 """Protocol between a job's launcher and its agents: messages, credentials, and copies of request files.
 
-Each agent makes one gRPC call, which lasts as long as the agent and has one stream of messages in each
-direction:
+Each agent makes one gRPC call. It lasts as long as the agent, and has a stream of messages in each direction:
 
     agent     Hello                                            describes the machine
     launcher  OpenJob, or Refused
@@ -11,11 +10,11 @@ direction:
     launcher  Sweep                                            at the end of the job
     agent     Swept
 
-When the call ends, the agent kills every process that it has started and ends itself. The call has its own
-credentials: a server's or worker's are not accepted.
+When the call ends, the agent kills every process that it has started, and ends. The call needs credentials
+of an agent; those of servers or workers are not accepted.
 
-Machines need not share the folder of the job's logs. JobFiles and LauncherFiles then copy the small files
-in it by which users and servers make requests to a running job.
+Machines need not share the folder of the job's logs. If they do not, JobFiles and LauncherFiles copy the
+request files in this folder: small files by which users and servers request changes of a running job.
 """
 
 import contextlib
@@ -58,28 +57,28 @@ _INVITATION = Format("agent credentials")
 
 
 _TO_SERVERS = (REQUEST, SCALE, SCALE_READY, SCALED)
-"""Request files that the launcher writes, or a user on its machine."""
+"""Request files that are sent to agents: the launcher writes them, or a user on the launcher's machine."""
 _TO_LAUNCHER = (REQUEST, SCALE, DONE, SCALE_PROMISED)
-"""Request files that servers write, or a user on their machine."""
+"""Request files that are sent to the launcher: servers write them, or a user on a server's machine."""
 
 
 def python_version() -> str:
-    """Return the version of this process's Python, as in 3.11."""
+    """Return the version of this process's Python, such as "3.11"."""
     return ".".join(platform.python_version_tuple()[:2])
 
 
 class Hello(Message, frozen=True, forbid_unknown_fields=False):
     """First message of an agent, which describes its machine.
 
-    Fields of later versions are ignored, and the first three fields keep their names, so that a launcher can
-    name the difference to an agent of any version.
+    The first three fields must keep their names in later versions, and unknown fields are ignored. So a
+    launcher can read the versions of any agent and report the difference.
 
     Attributes:
         protocol: Version of the protocol.
         psfleet: Version of psfleet.
         python: Version of Python.
-        name: Name of the machine for people; unique among the agents of a job.
-        address: Address of the machine on the network of the launcher, where its servers listen.
+        name: Name of the machine, unique among the agents of a job.
+        address: Address of the machine in the launcher's network. Servers on the machine listen there.
         cores: Number of cores that the agent may use.
         memory: Bytes of memory.
         gpus: Names of the GPUs.
@@ -98,18 +97,19 @@ class Hello(Message, frozen=True, forbid_unknown_fields=False):
 
 
 class OpenJob(Message, frozen=True):
-    """Job that the agent is to run processes of.
+    """Description of the job whose processes the agent will run.
 
     Attributes:
         request: JobRequest as a JSON document.
         name: Name of the job.
-        token: Unique text that marks the environment of the processes of this agent.
-        working_folder: Working folder of the launcher; the agent changes to the folder of this name.
+        token: Unique text in the environment of this agent's processes.
+        working_folder: Working folder of the launcher. The agent changes to the folder with the same path.
         logs: Folder of the job's logs.
         variables: Environment variables for the processes.
         workers: Number of workers that run on this machine and share its cores.
-        credentials: Credentials of each role, by `role/name` of their files. Empty if the job has none.
-        probe: Name of a file in the folder of logs. An agent that finds the file shares that folder.
+        credentials: Content of the credential files, by `role/name`. Empty if the job has no credentials.
+        probe: Name of a file in the launcher's folder of logs. An agent that finds the file shares the
+            folder.
     """
 
     request: bytes
@@ -157,7 +157,7 @@ class ServerCommand(Message, frozen=True):
 
 
 class Expect(Message, frozen=True):
-    """Forget that a server was ready, and report it when it is ready again."""
+    """Report a server that was ready once more when it is ready again."""
 
     member: Member
 
@@ -167,10 +167,10 @@ class Sweep(Message, frozen=True):
 
 
 class Swept(Message, frozen=True):
-    """Reply to Sweep, when the processes of the job have been killed.
+    """Reply to Sweep after all processes of the job were killed.
 
     Attributes:
-        joined: True if a worker of this machine has joined the fleet.
+        joined: True if a worker on this machine has joined the fleet.
         left_behind: Descriptions of processes that could not be killed.
     """
 
@@ -179,11 +179,11 @@ class Swept(Message, frozen=True):
 
 
 class Die(Message, frozen=True):
-    """Kill every process of the job and the agent at once, as if the machine had lost its power."""
+    """Kill every process of the job and the agent at once, as a power failure of the machine would."""
 
 
 class Connect(Message, frozen=True):
-    """Try whether processes on this machine can connect to a server that has started."""
+    """Try to connect from this machine to a server that has started, and reply with Connected."""
 
     endpoint: str
 
@@ -193,7 +193,7 @@ class Connected(Message, frozen=True):
 
     Attributes:
         endpoint: Endpoint of the server.
-        error: Reason why processes of this machine cannot connect to it, or "".
+        error: Reason why this machine cannot connect to the server, or "".
     """
 
     endpoint: str
@@ -201,26 +201,26 @@ class Connected(Message, frozen=True):
 
 
 class Relocations(Message, frozen=True):
-    """The new endpoint of each server that has moved to another machine, by its old endpoint."""
+    """New endpoint of each server that has moved to another machine, by the server's old endpoint."""
 
     moved: dict[str, str]
 
 
 class JobFile(Message, frozen=True):
-    """New content of a request file, such as scale.json, for the receiver's folder of the job's logs."""
+    """New content of a request file, such as scale.json. The receiver writes it to its folder of logs."""
 
     name: str
     content: bytes
 
 
 class OutputChunk(Message, frozen=True):
-    """Output of a process, in order.
+    """Part of the output of a process. The parts are sent in order.
 
     Attributes:
         member: Member that wrote the output.
         data: Bytes of output.
-        is_error: True if the bytes were written to standard error. Known only for the member whose output is
-            shown; other members write both streams to one file.
+        is_error: True if the bytes were written to standard error. Always False for members other than the
+            shown one (worker 0), because these write both streams to the same file.
     """
 
     member: Member
@@ -229,28 +229,29 @@ class OutputChunk(Message, frozen=True):
 
 
 class Ping(Message, frozen=True):
-    """Test of the connection, which an agent sends once a second and the launcher sends back.
+    """Test of the connection. An agent sends a ping once a second, and the launcher sends it back.
 
-    The agent measures silence from `sent_at` of the last ping that came back, in seconds of its own clock.
-    That is earlier than the launcher received the ping, so the agent gives the connection up before the
-    launcher does.
+    `sent_at` is the time of sending in seconds of the agent's clock. The agent measures silence from
+    `sent_at` of the last ping that came back. The launcher received this ping later, so the agent gives the
+    connection up first.
     """
 
     sent_at: float
 
 
 class Probe(Message, frozen=True):
-    """Do nothing. The launcher sends it to make the kernel of the agent's machine acknowledge data."""
+    """No request. The launcher sends it so that the kernel of the agent's machine acknowledges data."""
 
 
 class Refused(Message, frozen=True):
-    """End, because the launcher does not accept this agent, for this reason."""
+    """Reason why the launcher does not accept this agent. The agent ends."""
 
     why: str
 
 
 class Leaving(Message, frozen=True):
-    """Announcement that the agent ends because something on its machine asked it to; `why` says what."""
+    """Announcement that the agent ends because of an event on its machine, such as a signal. `why` names
+    it."""
 
     why: str
 
@@ -286,14 +287,14 @@ LauncherMessage = (
     | JobFile
 )
 ATTEND = "/psfleet.v1.Launcher/Attend"
-"""Path of the gRPC method of the launcher that agents call."""
+"""Path of the launcher's gRPC method that agents call."""
 
 
 def read_agent_message(data: bytes) -> AgentMessage:
     """Decode a message of an agent.
 
     Raises:
-        FrameError: The bytes are no such message.
+        FrameError: The bytes are no message of an agent.
     """
     message: AgentMessage = decode(AgentMessage, data, "message of an agent")
     return message
@@ -303,28 +304,27 @@ def read_launcher_message(data: bytes) -> LauncherMessage:
     """Decode a message of a launcher.
 
     Raises:
-        FrameError: The bytes are no such message.
+        FrameError: The bytes are no message of a launcher.
     """
     message: LauncherMessage = decode(LauncherMessage, data, "message of a launcher")
     return message
 
 
 def invitation(folder: Path) -> bytes:
-    """Return the credentials in a folder as one line of JSON, which an agent reads from its standard
-    input."""
+    """Return the credentials in a folder as a line of JSON, for the standard input of an agent."""
     files = {name: (folder / name).read_text() for name in FILES}
     return json.dumps(_INVITATION.document(**files)).encode() + b"\n"
 
 
 def read_invitation(line: bytes, where: str) -> dict[str, bytes]:
-    """Return the files of credentials in a line of `invitation`, in the form that `write_secrets` takes.
+    """Return the credentials in a line made by `invitation`, as files for `write_secrets`.
 
     Args:
         line: Line of JSON.
-        where: Name of the line's source, for an error.
+        where: Source of the line, for an error.
 
     Raises:
-        ConfigError: The line holds no credentials of an agent.
+        ConfigError: The line does not contain credentials of an agent.
     """
     try:
         texts = exact(_INVITATION.parse(line), "credentials", **dict.fromkeys(FILES, str))
@@ -336,7 +336,7 @@ def read_invitation(line: bytes, where: str) -> dict[str, bytes]:
 
 
 def version_mismatch(theirs: Hello) -> str:
-    """Return why an agent cannot work with this launcher, or "" if their versions are the same."""
+    """Return why an agent cannot work with this launcher, or "" if the versions are the same."""
     ours = Hello()
     for part, their, our in (
         ("psfleet", theirs.psfleet, ours.psfleet),
@@ -358,10 +358,10 @@ def write_request(request: JobRequest) -> bytes:
 
 
 def read_request(document: bytes) -> JobRequest:
-    """Return the request in a document of `write_request`, checked on this machine.
+    """Return the request in a document made by `write_request`, after checking it on this machine.
 
     Raises:
-        ConfigError: The job cannot run on this machine, for instance because the script is missing.
+        ConfigError: The job cannot run on this machine, for example because the script is missing.
         ValueError: The document is no job request.
     """
     names = [entry.name for entry in dataclasses.fields(JobRequest)]
@@ -396,25 +396,25 @@ def write_secrets(folder: Path, files: dict[str, bytes]) -> dict[str, Path]:
 
 
 def user_variables() -> dict[str, str]:
-    """Return the environment variables that the launcher's user has set for psfleet."""
+    """Return the environment variables of this process that are settings of the user (UserSettings)."""
     names = [setting.env for setting in settings_of(UserSettings)]
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 class JobFiles:
-    """Copies of request files between the folders of two machines: either side sends the files that it
-    writes.
+    """Copies request files between the folders of two machines. Each machine has one object.
 
-    Some files are written on both sides. `_seen` has the last content sent or received of each file, so
-    that a received file is not sent back.
+    Each side sends the files that are written on its machine. Some files may be written on both machines.
+    `_seen` has the content of each file that was last sent or received, so that a received file is not sent
+    back.
 
     Args:
         folder: Folder of the job's logs on this machine.
-        goes: Names of the files that are sent.
-        comes: Names of the files that are received.
+        goes: Names of the files to send.
+        comes: Names of the files to receive.
 
     Attributes:
-        late: Received files that cannot be written yet, as on a full disk.
+        late: Received files that could not be written yet, for example because the disk is full.
     """
 
     def __init__(
@@ -431,7 +431,7 @@ class JobFiles:
             (self._folder / name).unlink(missing_ok=True)
 
     def present(self) -> dict[str, bytes]:
-        """Return the contents of the present files that can be sent."""
+        """Return the contents of the files to send that exist now, by name."""
         contents = {}
         for name in self._goes:
             with contextlib.suppress(OSError):  # the file does not exist
@@ -439,9 +439,13 @@ class JobFiles:
         return contents
 
     def changed(self, present: Mapping[str, bytes]) -> Iterator[JobFile]:
-        """Yield those of the present files that have changed since they were sent or received.
+        """Yield the files whose content has changed since it was last sent or received.
 
-        A file in `late` is not sent: its content in the folder is older than what the other side has.
+        A file in `late` is not sent, because the content in the folder is older than the content on the
+        other side.
+
+        Args:
+            present: Result of `present`.
         """
         self._write()
         for name, content in present.items():
@@ -450,7 +454,7 @@ class JobFiles:
                 yield JobFile(name=name, content=content)
 
     def take(self, file: JobFile) -> None:
-        """Write a received file, now or, if the disk is full, as soon as possible."""
+        """Write a received file to the folder. If the disk is full, write it later."""
         if file.name in self._comes:
             self._seen[file.name] = self.late[file.name] = file.content
             self._write()
@@ -467,7 +471,7 @@ def _fill(content: bytes, draft: Path) -> None:
 
 
 class LauncherFiles:
-    """Launcher's side of the copies of request files, for all machines that do not share its folder of logs.
+    """Launcher's side of the copying of request files, for all machines that do not share its folder of logs.
 
     Args:
         folder: Folder of the job's logs on the launcher's machine.
@@ -478,12 +482,12 @@ class LauncherFiles:
         self._machines: dict[str, JobFiles] = {}
 
     def add(self, machines: Iterable[str]) -> None:
-        """Begin to send files to these machines and to receive theirs."""
+        """Begin to send files to these machines and to receive files from them."""
         for machine in machines:
             self._machines[machine] = JobFiles(self._folder, _TO_SERVERS, _TO_LAUNCHER)
 
     def changed(self) -> Iterator[tuple[str, JobFile]]:
-        """Yield each file that has to be sent, with the name of the machine."""
+        """Yield (name of the machine, file) for each file that must be sent."""
         present: dict[str, bytes] | None = None
         for machine, files in self._machines.items():
             present = files.present() if present is None else present  # read once for all machines

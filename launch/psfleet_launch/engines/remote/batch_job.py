@@ -1,7 +1,8 @@
-"""Batch jobs of any queue: submits the launcher as a batch job, shows its output, and waits for its end.
+"""Batch jobs: submits the launcher to a batch queue, shows the output of the batch job, and waits for its
+end.
 
-An engine for a queue implements BatchQueue; engines/slurm.py is one. Everything here runs on the machine
-where the user has typed `psfleet-launch`. The launcher itself runs within the batch job.
+An engine for a batch queue implements BatchQueue, as engines/slurm.py does. This code runs on the machine
+where the user types `psfleet-launch`. The launcher of the job runs inside the batch job.
 """
 
 import os
@@ -31,7 +32,7 @@ _QUEUE_TIMEOUT = 60.0  # seconds without an answer of the queue until the job is
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """Settings of any batch queue. An engine's settings class derives from this class."""
+    """Settings of all batch queues. The settings class of an engine for a queue derives from this class."""
 
     nodes: int = setting(
         1, "Batch queues: how many nodes to ask for", names="--nodes engine.batch.nodes", least=1
@@ -52,8 +53,8 @@ class BatchState:
     """State of a job in its queue.
 
     Attributes:
-        exit_code: Exit code of the job, or None if it is not over.
-        ended_by: Cause in the queue's words if the job was ended from outside, or "".
+        exit_code: Exit code of the job, or None if the job is not over.
+        ended_by: Reason in the queue's words if the queue or a user has ended the job, or "".
     """
 
     exit_code: int | None = None
@@ -64,7 +65,7 @@ class BatchQueue(ABC):
     """Interface of a batch queue.
 
     Attributes:
-        label: Name of a job of this queue at the beginning of messages, as in "Slurm job".
+        label: Name of this queue's jobs at the beginning of messages, such as "Slurm job".
         prefix: Name of the output files, without ".out" and ".err".
         suffix: Suffix of the batch script.
     """
@@ -82,16 +83,16 @@ class BatchQueue(ABC):
         needs: Resources,
         output: tuple[Path, Path],
     ) -> str:
-        """Return the batch script, which executes `launcher_command` on the job's first node.
+        """Return a batch script that executes `launcher_command` on the job's first node.
 
-        The script asks the queue to send SIGUSR1 to the launcher `settings.stop_before` seconds before the
-        time limit, so that it takes a snapshot and ends.
+        The script must tell the queue to send SIGUSR1 to the launcher `settings.stop_before` seconds before
+        the time limit. The launcher then takes a snapshot and ends.
 
         Args:
             name: Name of the job.
             settings: Settings of the queue.
             words: Arguments of the launcher.
-            needs: Resources that each node must have. 0 leaves a resource to the queue.
+            needs: Resources that each node must have. 0 means that the queue may choose.
             output: Files for standard output and standard error.
         """
 
@@ -100,7 +101,7 @@ class BatchQueue(ABC):
         """Submit a batch script, and return the job's number in the queue.
 
         Raises:
-            ConfigError: The queue refuses the job; the text is the queue's.
+            ConfigError: The queue refuses the job. The message is the queue's.
         """
 
     @abstractmethod
@@ -108,7 +109,7 @@ class BatchQueue(ABC):
         """Return the known state of a submitted job.
 
         Raises:
-            ConfigError: The queue does not answer; the text is the queue's.
+            ConfigError: The queue does not answer. The message is the queue's.
         """
 
     @abstractmethod
@@ -117,13 +118,13 @@ class BatchQueue(ABC):
 
         Args:
             job: Number of the job.
-            by: Signal for the launcher of a running job, or None to end the job at once. A job that still
-                waits in the queue is removed in either case.
+            by: Signal to send to the launcher of a running job, or None to end the job at once. A job that
+                has not started yet is removed from the queue in either case.
         """
 
 
 class BatchJob:
-    """Batch job that was submitted.
+    """Batch job that was submitted to a queue.
 
     Attributes:
         id: Number of the job in the queue.
@@ -143,7 +144,7 @@ class BatchJob:
         """Write the batch script and submit it. The arguments are those of `BatchQueue.script`.
 
         Raises:
-            ConfigError: The queue refuses the job, or a job of this name runs.
+            ConfigError: The queue refuses the job, or a job with this name is running.
         """
         folder = (launch.log_dir / name).absolute()
         try:
@@ -164,8 +165,8 @@ class BatchJob:
         return job
 
     def follow(self) -> int:
-        """Show the job's output until it is over, and return its exit code. Ctrl-C and SIGTERM are passed
-        on."""
+        """Show the job's output until the job is over, and return its exit code. Ctrl-C and SIGTERM end the
+        job."""
         streams = (sys.stdout.buffer, sys.stderr.buffer)
         shown = [0, 0]
         with self._passes_signals_on():
@@ -181,9 +182,9 @@ class BatchJob:
         return state.exit_code
 
     def _states(self) -> Iterator[BatchState]:
-        """Yield the known state of the job every 0.2 s. The last state is that of its end.
+        """Yield the last known state of the job every 0.2 s, until its end.
 
-        The queue is asked less often than that, since each question loads a server that all users share.
+        The queue is queried less often, because each query is work for a server that all users share.
         """
         state = BatchState()
         pause, request_at = _FIRST, time.monotonic()
@@ -205,7 +206,7 @@ class BatchJob:
         yield state
 
     def _passes_signals_on(self) -> AbstractContextManager[None]:
-        """Return a context in which SIGINT and SIGTERM end the job, the first in order, the next at once."""
+        """Return a context in which a SIGINT or SIGTERM ends the job regularly, and a second one at once."""
         numbers: list[int] = []
 
         def end(number: int, frame: object) -> None:
@@ -216,12 +217,12 @@ class BatchJob:
 
 
 def launcher_command(name: str, words: Sequence[str]) -> list[str]:
-    """Return the command of the launcher in a batch script."""
+    """Return the command that a batch script runs: `psfleet-launch` with the user's arguments."""
     return [sys.executable, "-m", "psfleet_launch", "--job", name, *words]
 
 
 def _show(path: Path, start: int, stream: BinaryIO) -> int:
-    """Write the bytes of a file from `start` on to a stream, and return their number."""
+    """Write the bytes of a file from position `start` on to a stream, and return the number of bytes."""
     try:
         with path.open("rb") as file:
             file.seek(start)

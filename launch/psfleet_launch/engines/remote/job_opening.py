@@ -1,12 +1,12 @@
 """Start of a job on remote machines: commands that start agents, the job's opening, and connection checks.
 
-Agents that are started by a command on this machine, such as `ssh` or `srun`, read their credentials from the
-command's standard input, which then stays open. The agents end when it is closed, even where the end of the
-command would not end them.
+Agents that are started by a command on this machine, such as `ssh` or `srun`, read their credentials from
+the command's standard input. The input stays open, and agents end when it is closed. (The end of the
+command alone might not end them.)
 
-When a server is ready for the first time, every machine tries to connect to it. Without this check workers
-behind a firewall would try for minutes, and their error would name no machine. Later starts are not
-checked: the network has worked by then, and a short interruption must not end the job.
+When a server is ready for the first time, every machine tries to connect to it. Without this check, workers
+behind a firewall would try for minutes, and their error would not name the machine. Later starts of the
+server are not checked: the network has worked before, and a short interruption must not end the job.
 """
 
 import contextlib
@@ -51,13 +51,13 @@ def agent_command(endpoint: str, python: str = "") -> list[str]:
 
 
 class AgentStarter:
-    """Running command on this machine that has started one agent or several.
+    """Running command on this machine, such as `ssh` or `srun`, that starts one or several agents.
 
     Args:
         command: Command with its arguments.
         invitation: Credentials for the agents, written to the command's standard input.
         output: File for the output of the command and its agents.
-        token: Token of the job, by which the guard finds the command.
+        token: Token of the job, so that the guard can find the command.
     """
 
     def __init__(self, command: Sequence[str], invitation: bytes, output: Path, token: str) -> None:
@@ -79,7 +79,7 @@ class AgentStarter:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of the command, or None while it runs."""
+        """Exit code of the command, or None while it is running."""
         return self._process.poll()
 
     def lines(self) -> list[str]:
@@ -94,7 +94,7 @@ class AgentStarter:
             self._process.stdin.close()
 
     def wait(self) -> None:
-        """Wait some seconds for the end of the command, then kill it."""
+        """Wait some seconds until the command ends. If it does not, kill it."""
         try:
             self._process.wait(_GRACE)
         except subprocess.TimeoutExpired:
@@ -117,12 +117,13 @@ class JobOpening:
     def told(
         self, agents: "Mapping[str, AgentConnection]", places: MachinePlacement
     ) -> Iterator[None]:
-        """Send the job to all agents. Within the context a probe file shows them whether they share the
-        logs."""
+        """Context that sends the job to all agents. Inside, a file exists whose name they look for: agents
+        that find it share the launcher's folder of logs.
+        """
         probe = self._job.logs / f".probe.{secrets.token_hex(8)}"
         probe.touch()
-        # Each agent gets a token of its own below, so that its sweep kills only its own processes: several
-        # agents may run on one machine, as with --engine ray.
+        # Each agent gets a different token below, so that its sweep kills only its own processes. Several
+        # agents may run on the same machine, for example with --engine ray.
         secret, request = secrets_of(self._job), write_request(self._job.request)
         for name, agent in agents.items():
             opened = OpenJob(
@@ -143,11 +144,11 @@ class JobOpening:
             probe.unlink()
 
     def check(self) -> None:
-        """Check all replies.
+        """Check the replies of all agents.
 
         Raises:
-            ConfigError: A machine cannot run processes of the job, or the parts of a snapshot would be in
-                different folders.
+            ConfigError: A machine cannot run processes of the job, or servers would write a snapshot to
+                different folders because the machines share none.
         """
         for name, reply in self.replies.items():
             if reply.error:
@@ -161,7 +162,7 @@ class JobOpening:
             )
 
     def check_log(self, member: Member) -> None:
-        """Check that a server finds its log when it starts on another machine.
+        """Check that a server can read its log if it starts on another machine.
 
         Raises:
             ConfigError: The machines do not share the folder of the logs.
@@ -180,7 +181,7 @@ class JobOpening:
 
 @dataclass
 class _Check:
-    """Check of one server. `missing` has the machines that have not answered yet."""
+    """Connection check of one server. `missing` has the machines that have not replied yet."""
 
     ready: ServerReady
     host: str
@@ -195,10 +196,11 @@ class ConnectionChecks:
         self._checks: dict[str, _Check] = {}  # by endpoint
 
     def begin(self, ready: ServerReady, host: str, machines: Iterable[str]) -> bool:
-        """Begin the check of a server that listens, if it is the first start of its rank.
+        """Begin the check of a server that listens, if it is the first start of a server with this rank.
 
         Returns:
-            True if the machines must now try to connect. The server counts as ready when all have.
+            True if the machines must try to connect now. The server is ready when every machine has
+            succeeded.
         """
         if ready.member.rank in self._ranks:
             return False
@@ -209,7 +211,7 @@ class ConnectionChecks:
     def answered(
         self, machine: str, endpoint: str, error: str
     ) -> Iterator[ServerReady | ServerUnreachable]:
-        """Note a machine's reply, and yield the outcome of the check if that is known now.
+        """Record a machine's reply, and yield the result of the check if it is complete.
 
         Args:
             machine: Name of the machine.
@@ -228,8 +230,8 @@ class ConnectionChecks:
             yield self._checks.pop(endpoint).ready
 
     def lose(self, machine: str) -> Iterator[ServerReady | ServerUnreachable]:
-        """Go on without the reply of a lost machine, and yield the outcomes of checks that waited only for
-        it."""
+        """Stop waiting for the replies of a lost machine, and yield the results of checks that are complete
+        now."""
         for endpoint in list(self._checks):
             yield from self.answered(machine, endpoint, "")
 

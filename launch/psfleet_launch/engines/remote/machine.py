@@ -1,7 +1,8 @@
-"""Description of a machine for its agent's hello: cores, memory, GPUs, and the address for other machines.
+"""Description of this machine, which an agent sends to its launcher: cores, memory, GPUs, and network
+address.
 
-Also the texts of addresses: `--listen`, `--addresses`, and IPv6 addresses, which need brackets before a
-port. The calls run commands and look names up, so they may take seconds.
+The module also reads the addresses in `--listen` and `--addresses`. The functions run commands and resolve
+names, so they may take seconds.
 """
 
 import ipaddress
@@ -27,22 +28,23 @@ _NVIDIA_SMI_TIMEOUT = 5.0  # seconds for nvidia-smi
 
 
 def bracketed(address: str) -> str:
-    """Return an address in the form before a port: `[fd00::1]` for `fd00::1`, other addresses unchanged."""
+    """Return an address in the form that is followed by a port: `[fd00::1]` for an IPv6 address `fd00::1`."""
     return f"[{address}]" if ":" in address and not address.startswith("[") else address
 
 
 def listen_endpoint(text: str) -> str:
-    """Return the endpoint for `ADDRESS` or `ADDRESS:PORT`; without a port it gets port 0, any free one."""
+    """Return the endpoint for `ADDRESS` or `ADDRESS:PORT`. Without a port the endpoint has port 0: any free
+    port."""
     if text.startswith("["):
         return text if not text.endswith("]") else f"{text}:0"
     return text if text.count(":") == 1 else f"{bracketed(text)}:0"
 
 
 def read_addresses(texts: Sequence[str]) -> dict[str, str]:
-    """Return the address of each machine in entries of the form `HOST=ADDRESS`.
+    """Return the address of each machine from entries `HOST=ADDRESS`.
 
     Raises:
-        ConfigError: An entry has another form, or a machine is named twice.
+        ConfigError: An entry has another form, or a host occurs twice.
     """
     addresses: dict[str, str] = {}
     for entry in texts:
@@ -58,10 +60,14 @@ def read_addresses(texts: Sequence[str]) -> dict[str, str]:
 
 
 def set_addresses(addresses: Mapping[str, str], machines: "Mapping[str, AgentConnection]") -> None:
-    """Make servers on these machines listen at these addresses.
+    """Set the addresses that servers on some machines listen on.
+
+    Args:
+        addresses: Address by name of the machine.
+        machines: Connections of the agents by name of the machine.
 
     Raises:
-        ConfigError: The job has no machine of one of the names.
+        ConfigError: The job has no machine with one of the names.
     """
     for host, address in addresses.items():
         if host not in machines:
@@ -74,8 +80,9 @@ def set_addresses(addresses: Mapping[str, str], machines: "Mapping[str, AgentCon
 
 
 def address_towards(host: str, port: int = 1) -> str:
-    """Return this machine's address on the route to a host. Nothing is sent: connecting a UDP socket only
-    chooses the route.
+    """Return the local address that this machine uses to connect to a host.
+
+    Nothing is sent. Connecting a UDP socket only makes the kernel choose the route.
 
     Raises:
         ConfigError: The host has no address, or there is no route.
@@ -91,10 +98,10 @@ def address_towards(host: str, port: int = 1) -> str:
 
 
 def own_address() -> str:
-    """Return the address of this machine's name; IPv4 if it has both.
+    """Return the address that this machine's name resolves to. IPv4 is preferred.
 
     Raises:
-        ConfigError: The name has no address that other machines could reach.
+        ConfigError: The name has no address that other machines could connect to.
     """
     name = socket.gethostname()
     try:
@@ -129,11 +136,12 @@ def why_unreachable(endpoint: str) -> str:
 
 
 def describe(name: str, address: str, launcher: str) -> Hello:
-    """Describe this machine for an agent's hello.
+    """Return the description of this machine that an agent sends first.
 
     Args:
-        name: Name for people, or "" for the host name.
-        address: Address for servers to listen on, or "" for the address on the route to the launcher.
+        name: Name of the machine, or "" for its host name.
+        address: Address for servers to listen on, or "" for the address with which this machine connects to
+            the launcher.
         launcher: Endpoint of the launcher.
     """
     host, _, port = launcher.rpartition(":")
@@ -149,7 +157,7 @@ def describe(name: str, address: str, launcher: str) -> Hello:
 
 
 def describe_gpus() -> list[str]:
-    """Return the names of the GPUs that nvidia-smi lists; none without nvidia-smi."""
+    """Return the names of the GPUs, or [] if nvidia-smi is not installed."""
     return _of_each_gpu("name")
 
 
@@ -159,12 +167,12 @@ def gpu_memory() -> list[tuple[int, int]]:
     return [
         (int(free) << 20, int(total) << 20)
         for free, total in pairs
-        if free.isdigit() and total.strip().isdigit()  # else the driver does not say
+        if free.isdigit() and total.strip().isdigit()  # otherwise the driver reports no numbers
     ]
 
 
 def gpu_drivers() -> list[str]:
-    """Return the versions of the GPUs' drivers, without repeats."""
+    """Return the versions of the GPUs' drivers, each once."""
     return sorted({*_of_each_gpu("driver_version")})
 
 

@@ -1,13 +1,13 @@
-"""Placement of a job's members on machines, and the present locations of servers and processes. Pure.
+"""Placement of a job's members on machines, and the present locations of servers and processes.
 
-- Servers are spread evenly: no machine has two more than another.
+- Servers are distributed evenly: the numbers of servers on two machines differ by one at most.
 - A standby is never on the machine of its server.
-- All processes of a worker are on one machine, since their links are local sockets.
-- Workers go to the machines with the fewest processes.
+- All processes of a worker are on the same machine, because they are connected by local sockets.
+- A worker is placed on the machine with the fewest processes.
 
-Only machines with room for the resources that the job promises to the role (--worker-cores and so on) are
-considered. Before the job has started, it is refused if there is no such machine. Later a process must not be
-left out, so it goes to a machine without room if there is no other.
+A machine must have enough free cores and memory for the resources that the job promises to the member
+(--worker-cores and so on). If no machine has, a job that is starting is refused. In a running job every
+process must be placed somewhere, so then a machine without enough resources is used.
 """
 
 from collections import Counter
@@ -21,18 +21,18 @@ from psfleet_launch.supervision.job_events import ServerReady
 
 
 class MachinePlacement:
-    """Machines of a job and the members that are placed on each.
+    """Machines of a job, and the members that are placed on each machine.
 
     Args:
-        job: Job whose servers and workers are placed at once; standbys follow when they start.
-        machines: Names of the machines. Ties are decided by their order.
-        sizes: Resources of the machines. A machine without an entry is unlimited.
+        job: Job whose servers and workers are placed now. Standbys are placed when they start.
+        machines: Names of the machines. Of equally good machines the first one is chosen.
+        sizes: Resources of the machines. A machine without an entry has no limits.
 
     Attributes:
-        largest: Maximum of cores and of memory that any machine needs, with standbys.
+        largest: Largest number of cores, and largest memory, that a machine needs including standbys.
 
     Raises:
-        ConfigError: There is no machine, or just one although servers have standbys, or not enough room.
+        ConfigError: There is no machine, only one machine for servers with standbys, or not enough resources.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class MachinePlacement:
         self._has_started = True
 
     def _with_standbys(self, servers: Iterable[Member]) -> Resources:
-        """Return the resources for the fullest machine once these servers have their standbys."""
+        """Return the largest resources that a machine needs when each of these servers has its standbys."""
         for server in servers:
             allowed = set(self._machines) - {self._where[server]}
             self.put_standby(Member("server", server.rank, copy=1), allowed)
@@ -75,13 +75,13 @@ class MachinePlacement:
         return member in self._where
 
     def on(self, machine: str) -> list[Member]:
-        """Return the members of a machine: servers first, by rank."""
+        """Return the members on a machine: servers first, in order of rank."""
         return sorted(
             member for member, its_machine in self._where.items() if its_machine == machine
         )
 
     def of_server(self, rank: int) -> str:
-        """Return the machine of a server. A new server is placed now."""
+        """Return the machine of a server. If the server is not placed yet, place it."""
         server = Member("server", rank)
         if server not in self._where:
             self._put([server])
@@ -92,16 +92,16 @@ class MachinePlacement:
         self._where.pop(member, None)
 
     def put_standby(self, standby: Member, allowed: Collection[str]) -> str:
-        """Place a standby on the allowed machine that has the fewest servers."""
+        """Place a standby on that allowed machine which has the fewest servers, and return the machine."""
         machines = [machine for machine in self._machines if machine in allowed]
         self._where[standby] = self._emptiest(standby, machines)
         return self._where[standby]
 
     def lose(self, machine: str) -> list[Member]:
-        """Remove a lost machine, and place its servers and workers on other machines, if there are any.
+        """Remove a lost machine, and place its servers and workers on other machines if there are any.
 
         Returns:
-            Former members of the machine. Standbys among them are not placed again.
+            Members that were on the machine. Standbys are not placed again.
         """
         lost = self.on(machine)
         self._machines.remove(machine)
@@ -113,7 +113,7 @@ class MachinePlacement:
         return lost
 
     def _put(self, seats: Iterable[Member]) -> None:
-        """Place seats, each rank on one machine."""
+        """Place servers or workers. All processes of the same rank are placed on the same machine."""
         machine_of_rank: dict[int, str] = {}
         for seat in seats:
             if seat.rank not in machine_of_rank:
@@ -121,10 +121,12 @@ class MachinePlacement:
             self._where[seat] = machine_of_rank[seat.rank]
 
     def _emptiest(self, member: Member, machines: Sequence[str]) -> str:
-        """Return the machine with room for the member that has the fewest servers, or for a worker processes.
+        """Return the machine to place a member on, of those with enough resources for the member.
+
+        It has the fewest servers if the member is a server, or the fewest processes if it is a worker.
 
         Raises:
-            ConfigError: No machine has room, and the job has not started.
+            ConfigError: No machine has enough resources, and the job has not started.
         """
         needs = needed(self._request, [member])
         load = self._load("server" if member.role == "server" else "")
@@ -158,8 +160,8 @@ class ServerLocations:
     """Endpoints of a job's servers while they move between machines.
 
     Attributes:
-        moved: New endpoint for each old endpoint, for clients.
-        lost: Ranks of servers whose machine was lost and that are not ready elsewhere yet.
+        moved: New endpoint for each old endpoint, for clients that know only the old one.
+        lost: Ranks of servers whose machine was lost and that are not ready on another machine yet.
     """
 
     moved: dict[str, str] = field(default_factory=dict)
@@ -168,12 +170,12 @@ class ServerLocations:
     _holder: dict[int, Member] = field(default_factory=dict)
 
     def ready(self, told: ServerReady) -> tuple[ServerReady, bool]:
-        """Note that a server or standby is ready.
+        """Record that a server or standby is ready.
 
-        A standby that does not listen yet, with port 0, counts as ready at the endpoint of its server.
+        A standby does not listen before a takeover (port 0). Its event then has the endpoint of its server.
 
         Returns:
-            Event for the supervisor, and whether clients must be told of new endpoints.
+            Event for the supervisor, and whether clients must be notified of new endpoints.
         """
         rank, endpoint = told.member.rank, told.endpoint
         before = self._now.get(rank, endpoint)
@@ -189,30 +191,32 @@ class ServerLocations:
         return told, endpoint != before or was_left is not None
 
     def forget(self, rank: int) -> None:
-        """Forget a server that no longer belongs to the job. A later server may get its rank."""
+        """Remove a server that no longer belongs to the job. A later server may get the same rank."""
         self.lost.discard(rank)
         self._now.pop(rank, None)
         self._holder.pop(rank, None)
 
     def lose(self, members: Iterable[Member]) -> None:
-        """Note that the machine of these members is lost. Servers that run elsewhere since then are not
-        lost."""
+        """Record that the machine of these members is lost. A server that runs on another machine by now is
+        not affected.
+        """
         self.lost |= {member.rank for member in members if self._holder.get(member.rank) == member}
 
 
 class RunningMembers(dict[Member, str]):
-    """Machine of each member that has a process now."""
+    """Machine of each member that has a running process."""
 
     def on(self, machines: Collection[str]) -> frozenset[Member]:
         """Return the members that run on these machines."""
         return frozenset(member for member, name in self.items() if name in machines)
 
     def of_server(self, member: Member, but: Member | None = None) -> set[str]:
-        """Return the machines with a process of this member's server: primary, standby, or a cut-off process.
+        """Return the machines with a process of the member's server: its primary, a standby, or a cut-off
+        process.
 
         Args:
             member: Server or standby.
-            but: Member that does not count, or None.
+            but: Member to leave out, or None.
         """
         return {
             name

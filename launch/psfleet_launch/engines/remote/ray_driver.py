@@ -1,12 +1,13 @@
 """Driver program of engine ray: reserves a placement group, and runs an agent in an actor in each bundle.
 
-It is a program of its own so that the launcher need not import Ray. The launcher passes a JSON request as
-argument, credentials on standard input, and reads lines with FAILED and WAITS. The agents end when the
-input is closed.
+It is a separate program so that the launcher need not import Ray. The launcher passes a request (JSON) as
+the argument and credentials on standard input. It reads the driver's output: lines that begin with FAILED
+or WAITS. The agents end when the standard input is closed.
 
-Credentials are arguments of the actors' constructors and not environment variables, since Ray shows
-variables on its dashboard. This module is `__main__`, so actors are pickled by value: a machine without
-psfleet fails when its agent starts, with an error that names the machine.
+Credentials are arguments of the actors' constructors and not environment variables, because Ray shows
+variables on its dashboard. This module is `__main__`, so Ray pickles the actor class by value. The class
+can then be loaded on a machine without psfleet, and the error, which names the machine, comes when the
+agent starts.
 """
 
 import contextlib
@@ -27,10 +28,10 @@ from psfleet.core.base.errors import ConfigError
 from psfleet_launch.job.guard import MARKER
 
 FAILED = "failed: "
-"""Prefix of a line with the reason why an agent has not started, or has ended."""
+"""Prefix of output lines that say why an agent has not started or has ended."""
 
 WAITS = "waits: "
-"""Prefix of a line that says what the driver waits for."""
+"""Prefix of output lines that say what the driver is waiting for."""
 
 _CONNECT = 5.0  # seconds in which the cluster must answer
 _LOOK = 0.2  # seconds between looks at the input and the actors
@@ -40,9 +41,10 @@ _AGENT = ("-m", "psfleet_launch.commands.psfleet_cli", "agent", "--credentials",
 
 
 class _Actor:
-    """Actor that runs one agent on its node.
+    """Ray actor that runs one agent on its node.
 
-    Ray kills the actor when the driver ends. That closes the agent's standard input, so the agent ends too.
+    Ray kills the actor when the driver ends. The agent's standard input is then closed, so the agent ends
+    too.
     """
 
     def __init__(self, invitation: bytes, variables: dict[str, str]) -> None:
@@ -50,18 +52,18 @@ class _Actor:
         self._variables = variables
 
     def address(self) -> str:
-        """Return the address of the actor's node, as Ray knows it."""
+        """Return the address of the actor's node in Ray."""
         return str(importlib.import_module("ray").util.get_node_ip_address())
 
     def run(self, endpoint: str, name: str) -> str:
-        """Run the agent until it ends, and return the last line that it has written."""
+        """Run the agent until it ends, and return the last line of its output."""
         hidden = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")  # Ray sets them from the bundle's size
         environment = {
             variable: value for variable, value in os.environ.items() if variable != hidden[0]
         }
         if not environment.get(hidden[1]):
             environment.pop(hidden[1], None)
-        # Ray's processes block SIGINT. The agent and the members that it starts would inherit that, and a
+        # Ray's processes block SIGINT. The agent and its members would inherit the blocked signal, and a
         # script would never receive it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         command = [sys.executable, *_AGENT, "--join", endpoint, "--name", name]
@@ -83,7 +85,7 @@ class _Actor:
 
 
 class _Driver:
-    """Main part of the program: starts the actors, and keeps them until the standard input ends."""
+    """Driver: starts the actors, and keeps them until the standard input ends."""
 
     def __init__(self, request: dict[str, Any], invitation: bytes) -> None:
         self._wanted = request
@@ -91,7 +93,7 @@ class _Driver:
         self._deadline = time.monotonic() + request["seconds"]
 
     def run(self) -> None:
-        """Connect to the cluster, start the agents, wait for the end of the input, and release everything.
+        """Connect to the cluster, start the agents, wait for the end of standard input, and end the actors.
 
         Raises:
             ConfigError: There is no cluster, or its resources are too small.
@@ -126,7 +128,8 @@ class _Driver:
         self._check_resources(ray.nodes())
         strategy = "STRICT_SPREAD" if self._wanted["spread"] else "SPREAD"
         group = ray.util.placement_group([bundle] * count, strategy=strategy)
-        # The launcher gives up at the deadline. Fail a little earlier, with a message that has the reason.
+        # The launcher gives up at the deadline. End a little earlier, with a message that explains the
+        # reason.
         seconds = max(self._deadline - time.monotonic() - 2 * _LOOK, 1.0)
         if not group.wait(min(_QUIET, seconds)):
             print(f"{WAITS}{self._not_placed()}", flush=True)
@@ -146,7 +149,8 @@ class _Driver:
         return {name: amount for name, amount in self._wanted["resources"].items() if amount}
 
     def _check_resources(self, nodes: Sequence[dict[str, Any]]) -> None:
-        """Refuse bundles that the cluster could never place, even with no other user."""
+        """Raise ConfigError if the cluster could not place the bundles even if all its resources were
+        free."""
         count, bundle = self._wanted["bundles"], self._bundle
         fitting = [
             min(int(node["Resources"].get(name, 0) // amount) for name, amount in bundle.items())
@@ -204,12 +208,12 @@ class _Driver:
 
 
 def _ray() -> Any:
-    """Import Ray. mypy runs without Ray, so the package has no types here."""
+    """Return the module `ray`. mypy runs without Ray, so the module has no types here."""
     return importlib.import_module("ray")
 
 
 def _check_head(address: str) -> None:
-    """Refuse an address that does not answer; Ray itself would try for minutes."""
+    """Raise ConfigError if the cluster's head does not answer. Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if address.startswith("ray://"):
         raise ConfigError(
@@ -230,7 +234,7 @@ def _check_head(address: str) -> None:
 
 
 def names_of(addresses: Sequence[str]) -> list[str]:
-    """Return a name for each agent: its machine's address, with a number if the machine has several
+    """Return a name for each agent: the machine's address, with a number if the machine has several
     agents."""
     count, seen_so_far = Counter(addresses), Counter[str]()
     names = []
@@ -241,7 +245,7 @@ def names_of(addresses: Sequence[str]) -> list[str]:
 
 
 def _words(resources: dict[str, float]) -> str:
-    """Return CPUs, GPUs and memory as words for people. Ray's resources that name a node are left out."""
+    """Return CPUs, GPUs and memory in words. Ray's special resources that name a node are left out."""
     parts = [f"{resources[name]:g} {name}" for name in ("CPU", "GPU") if resources.get(name)]
     if memory := resources.get("memory"):
         parts.append(f"{memory / 2**30:.1f} GiB")

@@ -1,16 +1,19 @@
-"""Base of engines whose processes run on other machines, each under an agent that connects to this launcher.
+"""Base of engines for several machines. On each machine an agent runs the processes and connects to this
+launcher.
 
-Subclasses only start the agents (ssh, srun, Ray, by hand). This class does everything else: it places
-members on machines, sends commands to agents, turns their messages into the events of the job runner, and
-gives up agents that are lost.
+Subclasses only start the agents: by ssh, srun, Ray, or by hand. This class assigns members to machines,
+sends commands to agents, converts their messages to events for the job runner, and gives up agents that are
+lost.
 
-A machine is judged by two time limits (decision 20). It is *cut off* after a second in which its kernel has
-acknowledged nothing: standbys may take over from its servers, and nothing else happens. It is *lost* after
-13 seconds of silence, or when its connection has ended: by then its agent has killed all processes there,
-so they count as ended and may be started elsewhere.
+There are two time limits for a machine that does not answer (decision 20):
 
-All methods run in the launcher's main thread. Threads of gRPC put messages into the hub's queue, and the
-waker wakes the selector.
+- *Cut off*: the machine's kernel has acknowledged nothing for a second. Standbys take over from servers on
+  the machine. Nothing else happens yet.
+- *Lost*: the agent was silent for 13 seconds, or its connection has ended. By then the agent has killed all
+  processes on the machine, so their members may be started on other machines.
+
+All methods run in the launcher's main thread. Threads of gRPC put messages into a queue (AgentHub) and wake
+the selector.
 """
 
 import abc
@@ -90,11 +93,11 @@ _KILLED = -9  # exit code of the processes of a lost machine, as if killed by SI
 
 
 class RemoteEngine(Engine):
-    """Runs members under agents. Does not know how agents are started.
+    """Base of engines for several machines. A subclass defines `machines` and `start_agents`.
 
     Attributes:
-        agents: Agents that have been accepted and are not lost, by name of their machine.
-        starters: Running commands of this machine that have started agents, by name.
+        agents: Agents that were accepted and are not lost, by name of their machine.
+        starters: Running commands on this machine that have started agents, by name.
     """
 
     spans_machines: ClassVar[bool] = True
@@ -123,35 +126,36 @@ class RemoteEngine(Engine):
 
     @abc.abstractmethod
     def machines(self) -> Sequence[str]:
-        """Return a name for each machine before its agent has connected. Their number is that of the agents.
+        """Return a name for each machine, one for each agent. Works before the agents have connected.
 
         Raises:
-            ConfigError: The user's settings name no machines, or name them wrongly.
+            ConfigError: The user's settings do not name machines, or contain an error.
         """
 
     @abc.abstractmethod
     def start_agents(self, endpoint: str, invitation: bytes) -> None:
-        """Have an agent started on every machine.
+        """Start an agent on every machine.
 
         Args:
-            endpoint: Endpoint of the launcher for agents.
-            invitation: Credentials for the agents' connection, a secret line of text; empty if agents have
-                them already.
+            endpoint: Endpoint of the launcher that agents connect to.
+            invitation: Credentials for the agents' connection, a line of text to keep secret. Empty if
+                agents have credentials already.
         """
 
     def control_credentials(self) -> tuple[Path, bytes]:
-        """Return the folder with the launcher's credentials for agents' calls, and the invitation of
-        agents."""
+        """Return the folder with the launcher's credentials for its connections to agents, and the
+        credentials for agents as a line of text (`invitation` in agent_messages.py).
+        """
         from psfleet.core.net.connections.certificates import make_credentials  # loads cryptography
 
         folders = make_credentials(self.job.folder / "agents")
         return folders["server"], invitation(folders["worker"])
 
     def check_agents(self) -> None:  # most engines cannot know
-        """Check, while the engine waits for agents, whether an agent can no longer come.
+        """Check whether an agent can no longer connect. Called while the engine waits for agents.
 
         Raises:
-            ConfigError: An agent cannot come; the text says why.
+            ConfigError: An agent has failed to start. The message has the reason.
         """
 
     def start(self, name: str, command: Sequence[str], invitation: bytes) -> None:
@@ -161,7 +165,7 @@ class RemoteEngine(Engine):
         )
 
     def stop_agents(self) -> None:
-        """End the commands of `start_agents`. Called when all connections of agents have ended."""
+        """End the commands that have started agents. Called after all connections of agents have ended."""
         for starter in self.starters.values():
             starter.let_go()
         for starter in self.starters.values():
@@ -173,7 +177,8 @@ class RemoteEngine(Engine):
         return {name: placement.on(name) for name in names}
 
     def _placed(self, names: Sequence[str]) -> MachinePlacement:
-        """Return the placement on these machines; those whose agents have connected count with their size."""
+        """Return a placement on these machines. Resources are checked for machines whose agents have
+        connected."""
         recent = {name: agent.hello for name, agent in self.agents.items()}
         sizes = {name: Resources(hello.cores, hello.memory) for name, hello in recent.items()}
         return MachinePlacement(self.job, names, sizes)
@@ -191,13 +196,13 @@ class RemoteEngine(Engine):
         access = Access(Credentials.read(credentials_folder))
         self._hub = AgentHub(access, self._waker.wake)
         endpoint = self._hub.listen(listen_endpoint(self.launch.listen or self.default_address()))
-        # There is no supervisor yet that could end the job in order, so a signal raises KeyboardInterrupt.
+        # There is no supervisor yet that could end the job regularly, so a signal raises KeyboardInterrupt.
         with handled((signal.SIGTERM, signal.SIGHUP), signal.default_int_handler):
             self.start_agents(endpoint, secret)
             self._await(lambda: len(self.agents) >= len(names), f"{len(names)} agents")
             set_addresses(addresses, self.agents)
-            # Machines are numbered in the order in which the user named them, and the rest by name. In order
-            # of arrival the placement would differ from run to run.
+            # Sort the machines in the order in which the user named them, and others by name. In the order
+            # of their connections the placement would differ from run to run.
             machine_names = sorted(self.agents, key=lambda name: ([*names, name].index(name), name))
             self._places = self._placed(machine_names)
             with self._opening.told(self.agents, self._places):
@@ -207,14 +212,18 @@ class RemoteEngine(Engine):
             self._files.add(self._opening.without_shared_logs)
 
     def default_address(self) -> str:
-        """Return the launcher's address for agents if the user names none."""
+        """Return the address of the launcher that agents connect to, if the user has not chosen one."""
         return own_address()
 
     def _await(self, is_complete: Callable[[], bool], awaited: str) -> None:
-        """Wait until `done`, while agents send their messages. `what` names the messages in an error.
+        """Handle agents' messages until `is_complete` returns True.
+
+        Args:
+            is_complete: Function that returns True when the expected messages have come.
+            awaited: The expected messages in words, for an error.
 
         Raises:
-            ConfigError: An agent cannot take part, or the time for the start is over.
+            ConfigError: An agent cannot take part, or the time limit for the start is over.
         """
         deadline = time.monotonic() + self.launch.start_timeout
         while not is_complete():
@@ -252,8 +261,9 @@ class RemoteEngine(Engine):
             self._events.append(ProcessExited(member, 1, cause=str(error)))
             return
         self._running[member] = self._hosts[member] = name
-        # Messages to an agent keep their order, so the process finds every file that was written before its
-        # start, such as a decided change of the number of servers.
+        # Send request files first. Messages to an agent keep their order, so the new process finds all
+        # files that were written before its start, such as the decision about a change of the number of
+        # servers.
         self.share()
         parameters = replace(
             told,
@@ -270,18 +280,19 @@ class RemoteEngine(Engine):
             return self._places.put_standby(member, self._free_for(member, start))
         if member.role == "server" and member.rank in self._locations.lost:
             self._opening.check_log(member)
-        # A standby that had taken over has no placement any longer when its machine is lost. It gets that of
-        # its server, which was placed again.
+        # A standby that had taken over loses its placement with its machine. Use the placement of its
+        # server, which has been placed again.
         return self._places[member if member in self._places else member.seat]
 
     def _free_for(self, standby: Member, start: Told) -> set[str]:
-        """Return the machines that can run a standby: reachable, and without another process of its
-        server."""
+        """Return the reachable machines that have no other process of the standby's server."""
         away = {name for name, agent in self.agents.items() if agent.is_cut_off}
         return set(self.agents) - self._running.of_server(standby, start.displaces) - away
 
     def _reachable(self, endpoints: Sequence[str]) -> Iterator[str]:
-        """Yield the endpoints for a new process; a server whose machine was lost has its new machine's."""
+        """Yield the endpoints of all servers for a new process. For a server whose machine was lost, yield
+        an endpoint on its new machine.
+        """
         for rank, endpoint in enumerate(endpoints):
             yield self._endpoint(rank) if rank in self._locations.lost else endpoint
 
@@ -379,10 +390,11 @@ class RemoteEngine(Engine):
                 self._events.append(message)
 
     def _is_ready(self, event: ServerReady) -> list[Event | Shown]:
-        """Return the events for a server that is ready.
+        """Return the events after a server has reported that it is ready.
 
-        If the server was ready elsewhere before, all machines are told its new endpoint. At the first start
-        of a rank all machines first try to connect to it, and the events come when they have.
+        If the server was ready on another machine before, its new endpoint is sent to all machines. At the
+        first start of a server with this rank all machines must connect to it first. Its event then comes
+        later.
         """
         ready, has_moved = self._locations.ready(event)
         if has_moved:
@@ -400,7 +412,7 @@ class RemoteEngine(Engine):
         return []
 
     def _welcome(self, agent: "AgentConnection", hello: Hello) -> None:
-        """Accept an agent, or refuse it and end its connection."""
+        """Accept a new agent, or refuse it and end its connection."""
         agent.hello = hello
         why = version_mismatch(hello)
         if why and not self._places:
@@ -423,14 +435,14 @@ class RemoteEngine(Engine):
             self._events.append(Output(data, is_error))
 
     def _cut_off(self, machine: str) -> MachineCutOff:
-        """Return the event of an unreachable machine, so that standbys need not wait until it is lost."""
+        """Return the event that a machine is unreachable, so that standbys take over before it is lost."""
         recent = {name for name, agent in self.agents.items() if agent.is_recent}
         return MachineCutOff(self._running.on([machine]), self._running.on(recent))
 
     def _lose(self, agent: "AgentConnection", why: str) -> None:
         """Give up an agent, and report the exits of all its processes.
 
-        They have ended by now, or are about to: an agent without a connection kills what it has started.
+        The processes have ended or are about to end, because an agent without a connection kills them.
         """
         agent.ended = True
         agent.end()
