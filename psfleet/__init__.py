@@ -13,12 +13,17 @@ from psfleet.core.base.errors import install_hook
 if TYPE_CHECKING:
     __version__: str
     # With `from psfleet import ...` mypy would report these names as missing, because of the import cycle.
+    import psfleet.checkpoint as checkpoint
+    import psfleet.clip as clip
+    import psfleet.data as data
+    import psfleet.features as features
     import psfleet.fleet as fleet
     import psfleet.fluid as fluid
     import psfleet.initializer as initializer
     import psfleet.layers as layers
     import psfleet.metrics as metrics
     import psfleet.optimizer as optimizer
+    import psfleet.regularizer as regularizer
     import psfleet.serving as serving
     from psfleet.core.base.errors import (
         AccessDenied,
@@ -119,9 +124,13 @@ __all__ = [
     "UsageError",
     "Variable",
     "WrongType",
+    "checkpoint",
+    "clip",
     "connect",
+    "data",
     "default_main_program",
     "default_startup_program",
+    "features",
     "fleet",
     "fluid",
     "initializer",
@@ -129,6 +138,7 @@ __all__ = [
     "metrics",
     "optimizer",
     "program_guard",
+    "regularizer",
     "reset",
     "serving",
     "to_variable",
@@ -176,7 +186,8 @@ install_hook()
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("psfleet")
-    if name not in __all__:
+    # `from psfleet import *` must not load PyTorch, so `torch` is not in `__all__`.
+    if name not in __all__ and name != "torch":
         raise AttributeError(f"module 'psfleet' has no attribute {name!r}")
     home = _HOMES.get(name)
     if home is None:

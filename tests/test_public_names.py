@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import psfleet
+
 pytestmark = pytest.mark.quick
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,3 +99,13 @@ def test_public_names() -> None:
     function and class says what the caller gets."""
     assert len(MODULES) > 300
     assert [sentence for path in MODULES for sentence in wrong(path)] == []
+
+
+def test_public_faces_are_attributes_of_the_package() -> None:
+    """`import psfleet` suffices for `psfleet.clip.ClipGradByNorm`; modules load when they are first named."""
+    folder = ROOT / "psfleet"
+    faces = {path.name.removesuffix(".py") for path in folder.iterdir() if path.name[0] not in "_."}
+    faces -= {"core", "py.typed", "torch"}  # `from psfleet import *` must not load PyTorch
+    assert faces <= set(psfleet.__all__)
+    assert "torch" not in psfleet.__all__
+    assert psfleet.clip.__name__ == "psfleet.clip"

@@ -1,4 +1,8 @@
-"""Sums, means, largest and smallest values over axes or over variables."""
+"""Layers that reduce a variable: sums, means, largest and smallest values, and `argmax`.
+
+`dim` is an axis, several axes, or None for all axes; a reduced axis disappears unless `keep_dim` is True.
+`sum` and `sums` add several variables of one shape instead.
+"""
 
 import functools
 import operator
