@@ -81,6 +81,7 @@ class Http2Connection(BufferedReader, Generic[S]):
         self.most = most
         self.headers = HeaderReader(pseudo)
         self.streams: dict[int, S] = {}
+        # Reentrant, because code that holds it calls methods that take it, such as `send` and `drop`.
         self.sending = threading.RLock()
         self.is_limited = self.has_greeted = False
         self._streams = streams
@@ -481,6 +482,7 @@ class Http2Connection(BufferedReader, Generic[S]):
             part, unsent.rest = unsent.rest[:sendable_bytes], unsent.rest[sendable_bytes:]
             self.window -= len(part)
             unsent.stream.window -= len(part)
+            # END_STREAM only on the last frame, and only if no trailers follow: they end the stream then.
             flags = frames.END_STREAM if unsent.end and not len(unsent.rest) else 0
             parts += [frames.head(len(part), frames.DATA, flags, number), part]
         whole = not len(unsent.rest)
@@ -488,7 +490,7 @@ class Http2Connection(BufferedReader, Generic[S]):
             parts.append(frames.head(0, frames.DATA, frames.END_STREAM, number))
         if whole and unsent.trailers:
             parts.append(frames.trailing(number, unsent.trailers))
-            self.drop(unsent.stream)
+            self.drop(unsent.stream)  # before the write, as in `send_message`
         if parts:
             self.transport.send(parts)
         return whole
