@@ -93,7 +93,7 @@ class AttachedMemory:
         if memory is None:
             return False
         process = _pidfd(offer.pid)
-        with self._lock:
+        with self._lock:  # for both steps, so that no call finds the worker without a memory
             self._drop(worker)
             self._shared[worker] = _AttachedRegion(memory, incarnation, generation, process)
             if process >= 0:

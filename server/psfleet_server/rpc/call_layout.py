@@ -416,6 +416,7 @@ class MessageLayouts:
 
     def known(self, header: Header, layout: bytes, payload: memoryview) -> CallLayout | None:
         """Return the layout of a call whose segments have these bytes, or None if the bytes are new."""
+        # A plan or layout in shared memory depends on the worker, and is kept in `AttachedMemory`.
         known = self._layouts.get(layout)
         # The segments do not give the length of the payload, and a shorter one would be read beyond its end.
         if known is None or known.size != len(payload) or header.HasField("lane"):
@@ -520,6 +521,8 @@ def is_lasting(layout: bytes, header: Header) -> bool:
         layout: First part of the header, in which workers send the segments.
         header: The whole header.
     """
+    # A client may split its header anywhere. If the layout lacked a segment, or had another field, calls with
+    # equal layouts could differ in it.
     part = read_header(layout)
     if len(part.ListFields()) != 1 or len(part.segments) != len(header.segments):
         return False

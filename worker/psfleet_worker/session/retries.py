@@ -139,6 +139,7 @@ class Retries:
         if closing or self.away >= self._patience.room:
             raise error
         # The server is reachable, and has not begun the work: an outage or a reply is timed from here on.
+        # So only `Patience.room` limits the wait for a full disk.
         self._lost = None
         self.deadline = now + self._seconds
         return NextAttempt(self._next_pause(), answered=True)
