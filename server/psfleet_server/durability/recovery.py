@@ -80,6 +80,8 @@ def begin(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | 
         try:
             snapshot = Snapshot(own_place(snapshots, number))
         except (CheckpointError, OSError) as error:
+            # If this snapshot was never completed, for example because the server died, the log's earlier
+            # files are still there: only a complete snapshot removes them.
             why = why or f": {error}"
             continue
         for event in snapshot.events(shard.index, shard.servers, own=True):
@@ -197,6 +199,8 @@ def _resume(state: ServerState, shard: Shard, coordinator: Coordinator | None) -
     if coordinator is not None:
         for seat in coordinator.members.seats.values():
             seat.progress, seat.rests = "", 0
+        # The last switch stays: a worker that registers learns the present mode from it. Everything else
+        # about collectives is dropped, because scripts begin again with the first one.
         consistency = shard.consistency
         switch = None
         if consistency.mode is not None and consistency.switches:

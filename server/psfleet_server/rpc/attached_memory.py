@@ -192,6 +192,7 @@ class AttachedMemory:
                 self._drop(worker)
 
     def _drop(self, worker: int) -> None:
+        # The memory is unmapped with the last array in it, so a call that still uses it can go on.
         shared = self._shared.pop(worker, None)
         if shared is not None and shared.process >= 0:
             self._deaths.unregister(shared.process)

@@ -486,6 +486,7 @@ class _MessageLayout:
 
     def over(self, payload: memoryview) -> TensorRequest:
         """Return the request of a call, with arrays that are views of this payload."""
+        # Formats are not stored, because `is_lasting` admits float32 only.
         request = TensorRequest()
         for table, ids, values, shape, rate in self._gradients:
             rows = None if ids is None else _array(payload, *ids)

@@ -215,7 +215,7 @@ def _compiling(path: Path) -> Iterator[None]:
         yield
         return
     try:
-        # If this process had to wait for the lock, the other one has compiled: the import only loads.
+        # If this process had to wait for the lock, the other one has compiled, and the import only loads.
         is_locked = os.fstat(file).st_size == 0 and _lock_file(file)
         yield
         # Not reached if compiling failed: the file stays empty, and the next process tries under the lock.

@@ -2,7 +2,8 @@
 
 A table's rows lie one behind the other in one block of memory, the *arena*. A *slot* is the number of a row's
 place there, from 1. The index maps the hash of an id to the slot of the id's row, and keeps the step of the
-row's last push. No lock is taken: a table has one caller at a time.
+row's last push. It does not store ids: no two ids have the same hash, and `unmix` computes an id from its
+hash. No lock is taken: a table has one caller at a time.
 
 The index is an extendible hash table: it consists of *chunks*, and grows by splitting one chunk at a time. A
 chunk is 256 lines of 64 bytes, the size of a cache line. A line holds four entries:

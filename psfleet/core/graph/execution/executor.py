@@ -257,6 +257,7 @@ class Executor:
         return [_wrapped(variable, value) for variable, value in zip(fetches, results, strict=True)]
 
     def _plan(self, program: Program, fetches: Sequence[Variable]) -> ExecutionPlan:
+        # No two programs have the same version, and each change of a program gives it a new one.
         key = (program.version, tuple(variable.name for variable in fetches))
         if key not in self._plans:
             self._plans[key] = make_plan(program, fetches)

@@ -345,7 +345,7 @@ class IncomingCall(StreamState):
 
         A broken connection is ignored here: the thread that reads the connection handles it.
         """
-        self._lost = ()  # the call is over, so its callbacks must not run if the connection is lost later
+        self._lost = ()  # the callbacks must not run if the connection is lost after the reply
         with contextlib.suppress(ConnectionBroken):
             if self.code or message is None:
                 self.connection.fail(self)

@@ -28,7 +28,8 @@ from psfleet.core.net.http2.frames import (
 from psfleet.core.net.http2.header_blocks import MAX_HEADERS, NO_TABLE, HeaderReader
 from psfleet.core.net.http2.socket_transport import BufferedReader, Part, Transport
 
-RENEW = 1 << 30  # bytes received after which this end enlarges a window again
+# Bytes received after which this end enlarges a window again: half of the largest window.
+RENEW = 1 << 30
 PREFIX = 5  # bytes before each gRPC message: 1 if it is compressed, and its length as u32
 _DEFAULT_WINDOW = 65_535  # until SETTINGS or WINDOW_UPDATE change it (RFC 9113, section 6.9.2)
 _MOST_FRAGMENTS = 64  # CONTINUATION frames of one header block

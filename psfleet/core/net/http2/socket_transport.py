@@ -319,7 +319,7 @@ def _keep_alive(sock: socket.socket) -> None:
     """Make the kernel close the connection if the other host vanishes without closing it."""
     if sock.family == socket.AF_UNIX:
         return
-    # Without TCP_NODELAY a small message would wait for the acknowledgement of the one before.
+    # Without TCP_NODELAY a small message may wait for the acknowledgement of the one before.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # An idle connection is probed after 20 s and given up after two probes 5 s apart: 30 s in all.

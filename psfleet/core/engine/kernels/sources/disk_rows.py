@@ -157,7 +157,8 @@ def sweep(d, uses, most, slots, counts):
         hand = hand + 1 if hand + 1 < end else 1
         steps += 1
         if uses[hand] == IDLE:
-            uses[hand] = FREE  # now, although the row is still there: the next round must not choose it again
+            # Already now, although the row is still there: the next round must not choose it again.
+            uses[hand] = FREE
             slots[n] = hand
             n += 1
         elif uses[hand] != FREE:
@@ -270,7 +271,7 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
             least = min(next_range - complete, AT_ONCE // 2)
             count = call_kernel(EVENTS, context, least, AT_ONCE, events, 0)
             if count < 0 and load_u32(error_place(), 0) == INTERRUPTED:
-                continue  # by a signal; nothing is lost, and the next turn waits for the same events
+                continue  # by a signal; the next turn waits for the same events
             if count <= 0:
                 return complete
         for e in range(count):

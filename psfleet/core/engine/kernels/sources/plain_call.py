@@ -49,8 +49,8 @@ def number_at(message, at, end):
     #     300 = 0b10_0101100    -->    1 0101100   0 0000010
     #
     # A byte has 7 bits of the number, the lowest first. Its top bit is 1 if another byte follows. A number of
-    # 64 bits is left to the ordinary path: as int64 it would be negative, and `bytes_at` would take it for a
-    # short length.
+    # 64 bits is left to the ordinary path: as int64 it would be negative, and as a length pass the check of
+    # `bytes_at`.
     value = uint64(0)
     for shift in range(0, 63, 7):
         if at >= end:
@@ -225,6 +225,7 @@ def _kernel_call(count, floats):
     return call
 
 
+# The only floats among the arguments of `push` and `pull` are `low` and `span`.
 _push, _pull = _kernel_call(13, (8, 9)), _kernel_call(9, (5, 6))
 
 
