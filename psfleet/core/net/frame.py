@@ -77,7 +77,8 @@ def next_field(view: bytes | memoryview, at: int) -> tuple[int, int, int, int]:
     """
     size = len(view)
     # Fast path for a field of wire type BYTES with a number below 16 and a length of one or two bytes.
-    # Any other field, and any damage, is left to the general code below.
+    # Any other field, and any damage, is left to the general code below. 0x87 selects the wire type, and the
+    # bit that says that the tag has further bytes.
     if at + 3 <= size and view[at] & 0x87 == BYTES:  # a field of bytes, as most are
         length, start = view[at + 1], at + 2
         if length > 127 and view[start] < 128:
@@ -248,6 +249,7 @@ def split(message: bytes) -> tuple[bytes, bytes, memoryview]:
         if fields > _MOST_FIELDS:
             raise FrameError(f"the frame has more than {_MOST_FIELDS} fields; it needs two")
         start = at + 2
+        # The last condition checks that the length is one byte, and that the content ends within the message.
         if message[at] == _HEADER_TAG and start <= end and message[at + 1] < min(128, end - at - 1):
             number, kind, at = _HEADER, BYTES, start + message[at + 1]  # a short header
         else:

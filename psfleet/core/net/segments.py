@@ -380,13 +380,14 @@ def _segments(
     for segment in header.segments:
         table = segment.table
 
+        # `update` (shard/updates.py) relies on a push having one gradient per table. Reads may repeat one.
         if table in tables and segment.content in _GRADIENTS:
             raise FrameError(f"the frame names table {table:#x} twice")
         tables.add(table)
         # With a lane, segments may lie anywhere in the shared memory. Without one they follow each other.
         cursor.at = segment.offset if has_lane else cursor.at + -cursor.at % frame.ALIGNMENT
         yield segment, spec_of(table), cursor
-    if not has_lane:
+    if not has_lane:  # else the memory also holds tensors of other calls, and space for the reply
         cursor.finish()
 
 

@@ -155,6 +155,7 @@ class ServerLog:
             self._patiently(lambda: self._create(path, header))
         for file in self.files.values():
             present = read_header(file)
+            # `after` differs from file to file, and `chained` checks it.
             if replace(present, after=None) != header:
                 raise LogError(
                     f"log {str(file)!r} is of {_words(present)}, this process is {_words(header)}; "
@@ -243,6 +244,7 @@ class ServerLog:
             _, self._end, self._chain = _header(path)
             self._file = os.open(path, os.O_RDWR)
             os.lseek(self._file, self._end, os.SEEK_SET)
+            # `_create` has synced the new file, which has only its header so far.
             self.path, self._synced = path, self.end
         faults.reach("turned")
 

@@ -80,6 +80,8 @@ def begin(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | 
         try:
             snapshot = Snapshot(own_place(snapshots, number))
         except (CheckpointError, OSError) as error:
+            # If this snapshot was never completed, for example because the server died, the log's earlier
+            # files are still there: only a complete snapshot removes them.
             why = why or f": {error}"
             continue
         for event in snapshot.events(shard.index, shard.servers, own=True):
@@ -118,6 +120,8 @@ def take_all(
             ) from None
         if kind == RecordKind.CUT:
             cut = shard.cuts.last
+    # A cut without a file of its own is no fault if its snapshot was given up, for example because the file
+    # could not be made. A complete snapshot had one.
     if snapshots and cut > max(files_of(first)) and is_whole(own_place(snapshots, cut)):
         raise LogError(
             f"log {str(first)!r} goes on in a file that begins with snapshot {cut} and is missing; "
@@ -195,6 +199,8 @@ def _resume(state: ServerState, shard: Shard, coordinator: Coordinator | None) -
     if coordinator is not None:
         for seat in coordinator.members.seats.values():
             seat.progress, seat.rests = "", 0
+        # The last switch stays: a worker that registers learns the present mode from it. Everything else
+        # about collectives is dropped, because scripts begin again with the first one.
         consistency = shard.consistency
         switch = None
         if consistency.mode is not None and consistency.switches:
@@ -221,6 +227,8 @@ def _be_copy(state: ServerState, shard: Shard, coordinator: Coordinator | None) 
     # Commits are in no record, so a log or a standby could not reproduce them from here. Workers commit
     # again.
     shard.rounds.committed.clear()
+    # `Workers.become` leaves out the view, because a server that restarts waits for a new one (rule R6). A
+    # standby has the view of its primary.
     shard.workers.view = shard.workers.promised = state.shard.workers.view
 
 
@@ -322,6 +330,8 @@ class Journal:
         Raises:
             LogError: The log is damaged, or has a record that no server can have written.
         """
+        # READY is written last. Without it an earlier process has ended while it loaded its first state, and
+        # the log has only a part of that state: begin again with an empty log.
         fresh = set(self.log.files) == {0} and not any(
             kind == RecordKind.READY for kind, *_ in records(self.log.path)
         )
@@ -331,6 +341,8 @@ class Journal:
                 "changed; restore it, or start the job again from a checkpoint"
             )
         count = self.log.forget() if fresh else self._replay()
+        # After the replay, whose records must not be logged again, and before a checkpoint is loaded, which
+        # must be logged.
         self._shard.journal = self._keep
         if self._coordinator is not None:
             self._coordinator.journal = self._keep_decision
@@ -357,6 +369,7 @@ class Journal:
         self.log.append(kind, [body])
         if kind == RecordKind.CUT:
             self.log.turn(cut_of(body))
+        # Durable before this returns, because the primary then replies to its callers (rule R1).
         self.log.settle(self.log.end)
 
     def has_copy(self) -> None:
@@ -414,6 +427,7 @@ class Journal:
         )
 
     def _keep(self, record: Record) -> None:
+        # The record of a cut is the last one in the old file: the snapshot contains all records up to it.
         self.log.append(*encode(record))
         if isinstance(record, MakeCut):
             self.log.turn(record.number)

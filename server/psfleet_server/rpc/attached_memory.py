@@ -93,7 +93,7 @@ class AttachedMemory:
         if memory is None:
             return False
         process = _pidfd(offer.pid)
-        with self._lock:
+        with self._lock:  # for both steps, so that no call finds the worker without a memory
             self._drop(worker)
             self._shared[worker] = _AttachedRegion(memory, incarnation, generation, process)
             if process >= 0:
@@ -192,6 +192,7 @@ class AttachedMemory:
                 self._drop(worker)
 
     def _drop(self, worker: int) -> None:
+        # The memory is unmapped with the last array in it, so a call that still uses it can go on.
         shared = self._shared.pop(worker, None)
         if shared is not None and shared.process >= 0:
             self._deaths.unregister(shared.process)

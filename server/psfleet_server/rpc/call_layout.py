@@ -416,6 +416,7 @@ class MessageLayouts:
 
     def known(self, header: Header, layout: bytes, payload: memoryview) -> CallLayout | None:
         """Return the layout of a call whose segments have these bytes, or None if the bytes are new."""
+        # A plan or layout in shared memory depends on the worker, and is kept in `AttachedMemory`.
         known = self._layouts.get(layout)
         # The segments do not give the length of the payload, and a shorter one would be read beyond its end.
         if known is None or known.size != len(payload) or header.HasField("lane"):
@@ -485,6 +486,7 @@ class _MessageLayout:
 
     def over(self, payload: memoryview) -> TensorRequest:
         """Return the request of a call, with arrays that are views of this payload."""
+        # Formats are not stored, because `is_lasting` admits float32 only.
         request = TensorRequest()
         for table, ids, values, shape, rate in self._gradients:
             rows = None if ids is None else _array(payload, *ids)
@@ -520,6 +522,8 @@ def is_lasting(layout: bytes, header: Header) -> bool:
         layout: First part of the header, in which workers send the segments.
         header: The whole header.
     """
+    # A client may split its header anywhere. If the layout lacked a segment, or had another field, calls with
+    # equal layouts could differ in it.
     part = read_header(layout)
     if len(part.ListFields()) != 1 or len(part.segments) != len(header.segments):
         return False

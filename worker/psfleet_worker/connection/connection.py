@@ -228,6 +228,7 @@ class FleetConnection:
             for client in clients
         ]
         self.clients[count:] = clients
+        # Last, so that no other thread, such as that of the heartbeats, finds a closed one in the lists.
         for lane in lanes:
             lane.close()
         for client in former:

@@ -181,6 +181,7 @@ class ServerClient:
             # Only if no other call is open. Otherwise the thread could be about to send an earlier call, and
             # this call would overtake it.
             is_alone = self._threadless and not ahead and self.open_calls == 1
+            # And only over a connection that exists, because making one could block the caller.
             leaves_here = is_alone and call.is_small and client.idle != []
             if leaves_here:
                 self.unread, call.is_busy = call, True
@@ -252,6 +253,7 @@ class ServerClient:
         """
         with self.changed:
             if call.is_busy:
+                # `release` and `end` notify only if a thread is known to wait.
                 call.awaited += (lambda: True,)
                 self.changed.wait_for(lambda: call.ended or not call.is_busy)
             call.is_busy = True

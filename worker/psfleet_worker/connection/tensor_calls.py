@@ -61,8 +61,9 @@ class TensorCalls:
         Raises:
             ServerUnavailable: No connection can be made, or the connection is lost.
         """
-        client = self.client
+        client = self.client  # `follow` may replace it meanwhile
         try:
+            # The server gives up after `seconds`. GRACE leaves the time for its error to arrive.
             return client.begin(PATHS[method], request, max(seconds, 0) + GRACE)
         except Exception as error:
             raise self.failed(client, error, seconds) from None
@@ -100,6 +101,7 @@ class TensorCalls:
                 return
             former, self._endpoint = self.client, endpoint
             self.client = self._client()
+        # Outside of the lock, and after the exchange: a call that fails here is repeated over the new client.
         former.close()
 
     def close(self) -> None:

@@ -43,7 +43,10 @@ Floats = NDArray[np.float32]
 _bytes_of, _reply_of = operator.attrgetter("bytes"), operator.attrgetter("reply")
 
 LINGER = 0.005
-"""Longest time in seconds that a push waits for a pull to share its call, if nothing else delays it."""
+"""Longest time in seconds that a push waits for a pull to share its call, if nothing else delays it.
+
+Other workers see the push this much later (decision 14).
+"""
 
 
 class FleetPull:

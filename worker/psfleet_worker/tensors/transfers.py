@@ -374,6 +374,7 @@ class Transfers:
                 request.close()
             if isinstance(error, PsfleetError):
                 raise
+            # No loss, because the check would refuse it again. No samples, because the step trains on none.
             nothing = {**fields, "samples": 0, "loss": None}
             return self._lay_out([*map(self._skipped, gradients)], nothing, load)
         if self._trace is not None:
@@ -385,6 +386,7 @@ class Transfers:
         requests, self._requests = self._requests, ()
         lingers, goes_to = send.lingers, self._goes_to
         for server, request in enumerate(requests):
+            # Rule R19: otherwise a push that was lost would look like one that was not sent to this server.
             if send.before[server] != send.sequence - 1:
                 request.say(skipped=send.skipped(server))
             if send.cut[0]:

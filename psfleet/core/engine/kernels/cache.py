@@ -180,7 +180,7 @@ def _surroundings() -> str:
     processor = [
         llvmlite.binding.get_host_cpu_name(),
         llvmlite.binding.get_host_cpu_features().flatten(),
-        "short rows",
+        "short rows",  # the option of `short_rows`, which changes the machine code but not the text
     ]
     versions = [numba.__version__, llvmlite.__version__, np.__version__, sys.version]
     return "\0".join([*versions, *processor, *helpers])
@@ -215,6 +215,7 @@ def _compiling(path: Path) -> Iterator[None]:
         yield
         return
     try:
+        # If this process had to wait for the lock, the other one has compiled, and the import only loads.
         is_locked = os.fstat(file).st_size == 0 and _lock_file(file)
         yield
         # Not reached if compiling failed: the file stays empty, and the next process tries under the lock.
@@ -239,6 +240,7 @@ def _lock_file(file: int) -> bool:
         BlockingIOError: Another process compiles, and `load_in_any_order` can load another module meanwhile.
     """
     end = time.monotonic() + _LONGEST
+    # A loop, because a blocking flock has no time limit.
     while time.monotonic() < end:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -279,6 +281,7 @@ def _import(name: str, path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # Registered before it runs: numba looks up the module of a function there (inspect.getmodule).
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

@@ -34,7 +34,8 @@ from psfleet.core.engine.kernels.initial_values import address_of
 # bit that another id has set, and has to be looked up.
 _FILTER = 4
 _BLOCK = 256  # BLOCK of sources/dedup.py: ids that its kernels hash and prefetch at a time
-# From this many occurrences of an id on average, `merge_by_row` is faster than `merge`.
+# From this many occurrences of an id on average, `merge_by_row` is faster than `merge`
+# (benchmarks/README.md).
 _REPEATS = 2
 _FEW = 64  # a Python set of up to this many ids is faster than the call of a kernel
 _ZERO = np.zeros((), np.float32)
@@ -245,6 +246,7 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
         address_of(inverse),
     )
     if groups == 1:
+        # A copy, because this thread's next batch overwrites the scratch.
         return UniqueIds([_scratch.buffers[1][:count].copy()], inverse, shift)
     # `unique` has the ids of all groups, mixed, in the order of first occurrence. Sort them by group.
     ends = [0, *itertools.accumulate(counts.tolist())]
@@ -265,6 +267,7 @@ def first_repeat(ids: Ids) -> int | None:
         return None
     ids = _plain(ids)
     mask = (1 << max(8, (2 * n - 1).bit_length())) - 1
+    # The filter uses the memory that `dedup` uses for distinct ids, which is large enough: 64 bits per entry.
     index, bits, positions, hashes = _scratch_for(n, mask)
     filter_mask = _FILTER * (mask + 1) - 1
     position = static_kernels("dedup").repeated(
@@ -279,6 +282,7 @@ def ascending(parts: Sequence[Ids]) -> Ids:
     Sorting is ten times as fast as np.unique, which hashes the ids.
     """
     ids = np.sort(np.concatenate([*parts, np.zeros(0, np.int64)]))
+    # The first id has no neighbour before it, so it is compared with another number.
     distinct: Ids = ids[np.diff(ids, prepend=ids[:1] - 1) != 0]
     return distinct
 

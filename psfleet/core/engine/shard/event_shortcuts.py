@@ -63,7 +63,8 @@ def is_plain(
     """
     try:
         if push is not None:
-            # `push.cut` needs no check, because a quiet shard has begun no snapshot.
+            # `push.cut` needs no check, because a quiet shard has begun no snapshot. A withdrawal belongs to
+            # a round, which no plain call does.
             if push.withdrawn:
                 return False
             shard.workers.admit(push.worker, push.incarnation)
@@ -71,7 +72,7 @@ def is_plain(
                 return False
         if pull is None:
             return True
-        if push is None:
+        if push is None:  # else the push of the same call has been admitted
             shard.workers.admit(pull.worker, pull.incarnation)
         return not pull.commit and shard.consistency.is_ready(pull)
     except PsfleetError:

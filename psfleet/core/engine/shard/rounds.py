@@ -69,11 +69,14 @@ class Rounds:
         earlier = self.held.get(push.worker)
         if earlier is None:
             return True
+        # A second push of the round is a repeat, or it withdraws the first: once (a withdrawn push has no
+        # gradients), and only as long as the worker has not committed.
         is_open = self.committed.get(push.worker, 0) < push.sequence
         return push.withdrawn and is_open and bool(earlier.gradients)
 
     def hold(self, push: Push) -> None:
         """Store a new push for the open round. It replaces the push that its worker withdraws, if any."""
+        # A worker that pushes waits at no collective; `validate` checks that no worker does both.
         self.resting.discard(push.worker)
         self.held[push.worker] = push
 
@@ -128,6 +131,7 @@ class Rounds:
         self.held.clear()
         self.resting.clear()
         self.rests.clear()
+        # The open round will be pushed again, so a commit of it must not count.
         for last_rounds in (self.committed, self.counted):
             last_rounds.update(
                 {seat: min(number, self.closed) for seat, number in last_rounds.items()}
@@ -135,7 +139,7 @@ class Rounds:
 
     def begin_incarnation(self, worker: int) -> None:
         """Drop the remains of a worker's earlier process. For fleets without membership views."""
-        self.held.pop(worker, None)
+        self.held.pop(worker, None)  # first, so that `_drop_worker` drops its commit too
         self._drop_worker(worker)
         self.rests.pop(worker, None)
 
@@ -155,6 +159,7 @@ class Rounds:
             last_closed: Last round that any server had closed.
         """
         self.reached = last_closed
+        # Held pushes first: `_drop_worker` keeps the commits of pushes that stay.
         for seat in [*self.held]:
             self._decide_held_push(seat, seats)
         self.seats = {seat for seat, view in seats.items() if view.incarnation is not None}
@@ -187,6 +192,7 @@ class Rounds:
             self.committed[seat] = push.sequence
 
     def _drop_worker(self, worker: int) -> None:
+        # A held push of an ended incarnation still counts in the open round, and needs its commit.
         if worker not in self.held:
             self.committed.pop(worker, None)
         self.counted.pop(worker, None)
@@ -254,6 +260,7 @@ class Rounds:
         self.held.clear()
         self.closed += 1
         for push in pushes:
+            # Otherwise the push is of an earlier incarnation of the seat, which a view has ended.
             if self.first.get(push.worker, 1) <= self.closed:
                 self.counted[push.worker] = self.closed
         self._all_back()
@@ -267,5 +274,7 @@ class Rounds:
 
     def _all_back(self) -> None:
         """End all waits at a collective if every worker has arrived there."""
+        # While a push is held, its round is open. Workers that come back would become members of that round
+        # without having pushed.
         if not self.running() and not self.held:
             self.resting.clear()

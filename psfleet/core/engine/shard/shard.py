@@ -118,6 +118,7 @@ class Shard:
         """
         self.recent.add(event)
         try:
+            # These three change no rows: the end of a pull's wait, and the end or a mark of a snapshot.
             if self.moving and not isinstance(event, Expire | EndCut | MarkCut):
                 raise rows_move(self.index)
             match event:
@@ -161,6 +162,7 @@ class Shard:
         event = self.consistency.adopted(event)
         self.consistency.check_mode(event)
         self.workers.check_incarnation(event.worker, event.incarnation)
+        # With views an incarnation has begun already, and its first Join brings only the fleet's mode.
         begins = event.incarnation > self.workers.incarnations.get(event.worker, -1)
         if begins or self.mode is None:
             self._record(event)
@@ -226,11 +228,13 @@ class Shard:
                 self._record(Evict(key, ids))
                 self.tables.evict(key, ids)
             self._record(push)
+            # Only after the record, which may fail: then nothing of the push may be left.
             self.tables.budget.held = waiting_bytes
             if holds:
                 self.rounds.hold(push)
             else:
                 self.note(push)
+                # The checks above have decided. No table may refuse now, when others have been updated.
                 with self.tables.budget.granting():
                     apply_push(self.tables, push, adds=self.consistency.declared.adds_deltas)
         self.counters.count(push, fresh)
@@ -269,6 +273,7 @@ class Shard:
         The event that led here has already taken effect. If the log has no space for the record of a closed
         round, the round waits for RetryRoom, because an error would only go to the caller of this event.
         """
+        # A snapshot after round r is due before round r + 1 closes: check before the loop and in each turn.
         instructions = [] if self.cuts.under_way is None else self._cut_if_due()
         self.waits_for_room = False
         while self._may_close() and not self.cuts.holds_rounds(self.rounds.closed):
@@ -314,6 +319,8 @@ class Shard:
             return False
         if self.moving:
             raise rows_move(self.index)
+        # Made before its record and added after it: too little memory must not leave a record, and a record
+        # that fails must not leave a table.
         table = self.tables.make(spec, value, may_refuse=not self.replaying)
         self._record(CreateTable(spec, value, maker))
         self.tables[spec.key] = table
@@ -431,7 +438,7 @@ class Shard:
 
     def become(self, state: ShardState) -> None:
         """Replace this shard's state, except its tables' rows, with a saved state."""
-        state = state.copied()
+        state = state.copied()  # it is changed from now on, and the caller may use its own further
         self.workers.become(state.workers)
         self.consistency = state.consistency
         self.consistency.server = self.index
@@ -445,7 +452,7 @@ class Shard:
         return self.workers.report(self.mode or "", self.rounds)
 
     def _install(self, event: InstallView, call: Call) -> list[Instruction]:
-        if event.view == self.workers.view:
+        if event.view == self.workers.view:  # a repeated message
             return [SendOutcome(call, number=self.rounds.remaining())]
         self.workers.check_install(event)
         self._record(event)

@@ -192,7 +192,8 @@ class DiskArena(Arena):
         if kernels.SETUP >= 0:
             status = _libc.syscall(kernels.SETUP, kernels.AT_ONCE, ctypes.byref(self._context))
             if status == 0:
-                end = kernels.SETUP + 1  # io_destroy
+                # io_destroy, so that the requests of a dropped table do not stay reserved
+                end = kernels.SETUP + 1
                 weakref.finalize(self, _libc.syscall, end, ctypes.c_long(self._context.value))
 
     def drop(self) -> bool:
@@ -220,6 +221,8 @@ class DiskArena(Arena):
 
     @override
     def bytes_of(self, end: int) -> int:
+        # A table is charged for the memory that it may always use. What it uses beyond is what others leave
+        # free, and it gives that back when they need it (`DiskRowMemory.keep_ahead`).
         return min(super().bytes_of(end), LEAST)
 
     def near_bytes_of(self, end: int) -> int:
@@ -268,6 +271,8 @@ class MappedRowMemory(HostRowMemory):
 
     @override
     def keep_ahead(self, available: int | None = None) -> None:
+        # Kernels read and write all rows through the map, and Linux keeps their pages in memory. Drop the
+        # pages if the budget has no memory for all of them.
         if available is not None and self._disk.made > available:
             self._disk.drop()
 

@@ -86,6 +86,7 @@ class DiskRowMemory(HostRowMemory):
         # First slot in the file. Memory has 4 Mi slots beyond what the limit allows: the rows of one call
         # are read into memory before other rows leave it. Multiples of 1024 slots fill whole pages.
         slots = (host.limit or self._default) // (self._row + _BESIDE) + (1 << 22)
+        # At most half of the slot numbers, which have 32 bits, so that the file gets the other half.
         self._far = min(-(-slots // 1024) * 1024, 1 << 31)
         # A slot number has 32 bits, and the file has 3 slots for 2 rows (see _blocks).
         row_limit = min(max_rows, (2**32 - 2 - self._far) // 2)
@@ -214,6 +215,7 @@ class DiskRowMemory(HostRowMemory):
                 + self._disk.bytes_of(self._used()[0])
                 - self._own.charged(besides=self._table)
             )
+        # At least 2 Mi slots stay beyond the limit, for the rows that one call reads or adds.
         self._limit = min(max(size, LEAST) // (self._row + _BESIDE) + 1, self._far - (1 << 21))
         self._own.charge(self._table, self.resident_bytes)
 
@@ -243,6 +245,7 @@ class DiskRowMemory(HostRowMemory):
 
     def _note_new_rows(self, ids: Ids) -> None:
         """Record the ids of the rows that a call has just added in memory."""
+        # An id without a row, which a pull does not add, has slot 0. No sweep visits that slot.
         slots = self.locate(ids)[0]
         self._ids[slots] = ids
         self._uses[slots] = np.maximum(self._uses[slots], self._moves.IDLE)
@@ -268,8 +271,8 @@ class DiskRowMemory(HostRowMemory):
         """Add `change` to the number of rows in the file."""
         self._in_file += change
         self._traffic.disk_bytes = self._in_file * self._row
-        # The index may have as many chunks (of 256 index lines) as all rows allow, not only
-        # those in memory.
+        # The index may have as many chunks (of 256 index lines) as all rows allow. Its kernel counts only the
+        # rows in memory (NEXT_SLOT), so chunks for the others are allowed separately.
         self._d[EARLY_CHUNKS] = self._early + self._in_file // FEWEST_ROWS
 
     def _make_room(self) -> None:
@@ -278,6 +281,7 @@ class DiskRowMemory(HostRowMemory):
         CLOCK chooses the rows: `sweep` goes round the slots, lowers each use count, and returns slots whose
         count has reached IDLE.
         """
+        # However many rows the last call moved, at least half of the memory keeps its rows.
         max_resident = max(self._limit - self._limit // _PART - self._moved, self._limit // 2)
         over = len(self) - self._in_file - max_resident
         if over > 0:
@@ -340,6 +344,7 @@ class DiskRowMemory(HostRowMemory):
         slots = self._far + self._slots(blocks)[: len(ids)]
         arrays = self._uses, self._there, self._held, self._ids
         self._moves.settle(self.address, ids, slots, self._far, *arrays)
+        # `settle` has written ids through the map, which takes memory. Unmapped pages can leave memory.
         self._owners.unmap()
         self._traffic.written += len(ids)
 
@@ -349,6 +354,7 @@ class DiskRowMemory(HostRowMemory):
 
     def _free_blocks(self, count: int) -> Ids:
         """Return `count` empty blocks, ascending; compacts the file until there are enough."""
+        # The loop ends: a third of the file's slots have no row (`_blocks`), so blocks can always be freed.
         while True:
             free = np.flatnonzero(self._held == 0)
             if len(free) >= count + _SPARE:
@@ -418,7 +424,7 @@ class DiskRowMemory(HostRowMemory):
     @override
     def decay(self, place: int, factors: tuple[float, float, float], least: float) -> Ids:
         ids = super().decay(place, factors, least)
-        self.drop()
+        self.drop()  # the kernel has changed every row, those in the file through the map
         return ids
 
     @override
@@ -428,6 +434,7 @@ class DiskRowMemory(HostRowMemory):
         bits[:words] = 2**64 - 1
         beyond = np.arange(end, words * 64)
         clear_bits(bits, np.concatenate([super().free_slots(), beyond, [0]]))
+        # The file's bits begin at a whole word, because `_far` is a multiple of 1024.
         in_file = np.packbits(self._there, bitorder="little")
         bits[self._far // 64 :].view(np.uint8)[: len(in_file)] = in_file
         return bits

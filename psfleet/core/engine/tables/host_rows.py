@@ -63,7 +63,7 @@ from psfleet.core.engine.tables.row_memory import EVERY, ROW_BYTES, Keys, Listed
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-_FEWEST_ROWS = 1 << 16
+_FEWEST_ROWS = 1 << 16  # a table is refused if there are no addresses for this many rows
 _SPACE = 1 << 47  # bytes of address space of a process
 _SHARE = 64  # the first table reserves at most 1/64 of that, later tables less (see _share)
 _CHUNK_BYTES = CHUNK_LINES * 64
@@ -98,6 +98,7 @@ class HostRowMemory(RowStore):
         Raises:
             UsageError: `max_rows` is out of range, or the address space cannot be reserved.
         """
+        # Slots have 32 bits, slot 0 is none, and NEXT_SLOT goes one beyond the last slot.
         if not 1 <= max_rows < 2**32 - 2:
             raise UsageError(f"max_rows is {max_rows}; it must be in [1, 2**32 - 3]")
         self.views = []
@@ -294,13 +295,14 @@ class HostRowMemory(RowStore):
 
     @override
     def decay(self, place: int, factors: tuple[float, float, float], least: float) -> Ids:
-        self.keep_segments(0, SEGMENT_COUNT)
+        self.keep_segments(0, SEGMENT_COUNT)  # the kernel changes the scores of every row
         ids = np.empty(len(self), np.int64)
         count = self._removal.decay(self.address, place, *factors, least, address_of(ids))
         return ids[:count]
 
     @override
     def restamp(self, old: int, new: int) -> None:
+        # No `keep`: images read a row's last push as step - age, and restamping does not change that number.
         self._kernels.restamp(self.address, old, new)
 
     @override

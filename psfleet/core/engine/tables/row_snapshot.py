@@ -144,6 +144,7 @@ class FrozenRows:
 
     def _keep(self, rows: Listed) -> None:
         """Copy those of these rows that are unread, and clear their bits."""
+        # Clearing before copying is safe, because the caller holds the lock for both.
         ids, slots, steps = self._claim(rows)
         if len(ids):
             self._left -= len(ids)

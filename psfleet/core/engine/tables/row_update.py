@@ -126,7 +126,7 @@ class HostRowUpdate:
         self._push, self._pull = host_kernels(spec).push, host_pull_kernels(spec).pull
         self._rest = host_kernels(spec, rests=True).rest if spec.every_row else None
         self._initial = initializer_arguments(spec.initializer, spec.seed, spec.name)
-        self._ring = np.empty(192, np.int64)
+        self._ring = np.empty(192, np.int64)  # 3 * RING words (kernels/sources/push.txt)
         self._scratch = scratch_for(rule, RowFormat(rule, spec.dim, spec.precision).width)
         self._zeros = np.zeros(spec.dim, np.float32)
 
@@ -243,6 +243,7 @@ class PlacedRows:
         self._rule = rule  # keeps the arrays alive whose addresses are in the block
         self._block = rule.block()
         self._place = address_of(self._block)
+        # Only the length of this array matters: each push overwrites all its numbers.
         self._scalars = scalars_of(spec.rule, spec.decay, 0.1, 1)
         self._scalars_at = address_of(self._scalars)
         self._words: Any = self._scalars.data

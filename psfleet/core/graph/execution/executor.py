@@ -102,6 +102,7 @@ def _tell_at_exit() -> None:
 
 
 def _tell() -> None:
+    # `last_value` exists if the script has ended with an exception, perhaps before it could train.
     sentence = _suspicion()
     if sentence and not hasattr(sys, "last_value"):
         _log.warning(f"psfleet: {sentence}")
@@ -246,6 +247,7 @@ class Executor:
         else:
             _check_whole(program)
             run = self._step(program, plan, arrays, following)
+        # Before the update, so that a fetched parameter has the values with which the step has computed.
         results = [run.result(variable) for variable in fetches]
         if not (program.updates or program.for_test) and program.all_parameters():
             note_untrained_run()
@@ -255,6 +257,7 @@ class Executor:
         return [_wrapped(variable, value) for variable, value in zip(fetches, results, strict=True)]
 
     def _plan(self, program: Program, fetches: Sequence[Variable]) -> ExecutionPlan:
+        # No two programs have the same version, and each change of a program gives it a new one.
         key = (program.version, tuple(variable.name for variable in fetches))
         if key not in self._plans:
             self._plans[key] = make_plan(program, fetches)
@@ -292,9 +295,12 @@ class Executor:
         run.forward(plan.late)
         return run
 
+    # Deferred, so that an interrupt cannot end a step between the updates of two optimizers, or before it is
+    # counted.
     @staticmethod
     @deferred()
     def _update(program: Program, gradients: Mapping[Variable, Any], samples: int) -> None:
+        # Taken first, because that clears them: a run that updates nothing must not leave any to the next.
         averages = program.take_observed()
         if program.for_test or _shows_averages(program):
             return
@@ -432,7 +438,7 @@ def _check_whole(program: Program) -> None:
 def _counted(plan: ExecutionPlan, samples: int) -> int:
     """Return the number of samples to report with a push.
 
-    Of a pipeline's stages, only the first reports any.
+    Of a pipeline's stages, only the first reports any: all stages train on the same samples.
     """
     return 0 if plan.is_pipelined and here().process else samples
 

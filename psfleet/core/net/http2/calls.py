@@ -100,6 +100,7 @@ class StreamState:
         Raises:
             DamagedMessage: The message is compressed, too long, or longer than its prefix announces.
         """
+        # A longer message is read into its own buffer, which saves the copy that the slice makes here.
         missing = _PREFIX - len(self._prefix)
         if missing == _PREFIX <= size <= _SHORT:  # usually a small message in one frame
             part = source.read_bytes(size)
@@ -344,7 +345,7 @@ class IncomingCall(StreamState):
 
         A broken connection is ignored here: the thread that reads the connection handles it.
         """
-        self._lost = ()
+        self._lost = ()  # the callbacks must not run if the connection is lost after the reply
         with contextlib.suppress(ConnectionBroken):
             if self.code or message is None:
                 self.connection.fail(self)

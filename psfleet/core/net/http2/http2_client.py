@@ -165,6 +165,7 @@ class Http2Client:
     def give(self, connection: "ClientConnection") -> None:
         """Keep a connection for the next call, or close it if it cannot carry another call."""
         with self._lock:
+            # Stream numbers cannot be used twice, and end at _MOST_STREAMS.
             is_clean = connection.ended and not connection.is_leaving
             if is_clean and not self._closed and connection.number < _MOST_STREAMS - 2:
                 self.idle.append(connection)
@@ -274,7 +275,7 @@ class ClientConnection(Http2Connection[StreamState]):
         self._start += len(part)
         self.received += PREFIX + length
         if self.received >= RENEW:
-            self.took(0)
+            self.took(0)  # the bytes are counted already; this only enlarges the window
         self.ended = True
         self.streams.clear()  # its only stream is over, and its request has been sent completely
         return part[_OPENING:-_CLOSING]

@@ -28,7 +28,8 @@ from psfleet.core.net.http2.frames import (
 from psfleet.core.net.http2.header_blocks import MAX_HEADERS, NO_TABLE, HeaderReader
 from psfleet.core.net.http2.socket_transport import BufferedReader, Part, Transport
 
-RENEW = 1 << 30  # bytes received after which this end enlarges a window again
+# Bytes received after which this end enlarges a window again: half of the largest window.
+RENEW = 1 << 30
 PREFIX = 5  # bytes before each gRPC message: 1 if it is compressed, and its length as u32
 _DEFAULT_WINDOW = 65_535  # until SETTINGS or WINDOW_UPDATE change it (RFC 9113, section 6.9.2)
 _MOST_FRAGMENTS = 64  # CONTINUATION frames of one header block
@@ -81,6 +82,7 @@ class Http2Connection(BufferedReader, Generic[S]):
         self.most = most
         self.headers = HeaderReader(pseudo)
         self.streams: dict[int, S] = {}
+        # Reentrant, because code that holds it calls methods that take it, such as `send` and `drop`.
         self.sending = threading.RLock()
         self.is_limited = self.has_greeted = False
         self._streams = streams
@@ -481,6 +483,7 @@ class Http2Connection(BufferedReader, Generic[S]):
             part, unsent.rest = unsent.rest[:sendable_bytes], unsent.rest[sendable_bytes:]
             self.window -= len(part)
             unsent.stream.window -= len(part)
+            # END_STREAM only on the last frame, and only if no trailers follow: they end the stream then.
             flags = frames.END_STREAM if unsent.end and not len(unsent.rest) else 0
             parts += [frames.head(len(part), frames.DATA, flags, number), part]
         whole = not len(unsent.rest)
@@ -488,7 +491,7 @@ class Http2Connection(BufferedReader, Generic[S]):
             parts.append(frames.head(0, frames.DATA, frames.END_STREAM, number))
         if whole and unsent.trailers:
             parts.append(frames.trailing(number, unsent.trailers))
-            self.drop(unsent.stream)
+            self.drop(unsent.stream)  # before the write, as in `send_message`
         if parts:
             self.transport.send(parts)
         return whole

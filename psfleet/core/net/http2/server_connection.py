@@ -132,6 +132,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
                     ErrorCode.PROTOCOL_ERROR, "the other end does not speak HTTP/2"
                 )
             while True:
+                # When no further call has arrived, so that one batch serves all calls that have.
                 if self.later and not self.has_frame:
                     self._do_later()
                 if self.streams or not self._take_plain():
@@ -151,6 +152,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
             function()
 
     def _lose_all(self) -> None:
+        # All calls are dropped first, so that nothing that a callback leads to is sent on the connection.
         calls = [*self.streams.values()]
         for call in calls:
             self.drop(call)
@@ -186,17 +188,19 @@ class ServerConnection(Http2Connection[IncomingCall]):
         if part[start:body] != head:
             return False
 
+        # A wrong stream number is an error of the protocol, which reading frame by frame reports.
         if not number % 2 or not self._newest < number <= frames.LARGEST_WINDOW:
             return False
         # Nothing was changed up to here. From here on the call is removed from the buffer and gets a reply.
         self._start += len(part)
         self.received += whole
         if self.received >= RENEW:
-            self.took(0)
+            self.took(0)  # the bytes are counted already; this only enlarges the window
         self._newest = number
         message, reply_to = part[body:], self._at_once.get(block)
         reply = None
         if reply_to is not None:
+            # The call is not among `streams` yet, and `Http2Server.stop` must wait for it.
             self._is_answering = True
             reply = reply_to(message)
             if reply is not None and self._send_whole(number, reply):

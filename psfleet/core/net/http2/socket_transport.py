@@ -125,6 +125,7 @@ class PlainTransport:
                 size = 0
             except OSError as error:
                 raise ConnectionBroken(f"connection lost: {error.strerror}") from None
+            # SO_SNDTIMEO ends a call of sendmsg after half a second, even if only a part has been sent.
             if size != sum(map(len, parts)):
                 self._send_rest([memoryview(part) for part in parts], size)
             return
@@ -286,7 +287,7 @@ class TlsTransport:
         _shut(self._socket)
 
     def close(self) -> None:
-        with self._lock:
+        with self._lock:  # no other thread may be within OpenSSL
             self._socket.close()
 
 
@@ -318,6 +319,7 @@ def _keep_alive(sock: socket.socket) -> None:
     """Make the kernel close the connection if the other host vanishes without closing it."""
     if sock.family == socket.AF_UNIX:
         return
+    # Without TCP_NODELAY a small message may wait for the acknowledgement of the one before.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     # An idle connection is probed after 20 s and given up after two probes 5 s apart: 30 s in all.

@@ -19,7 +19,7 @@ def stream_line(context, out, source):
     def generate(context, builder, signature, arguments):
         line = ir.VectorType(ir.IntType(64), LINE // 8).as_pointer()
         value = builder.load(builder.inttoptr(arguments[1], line))
-        value.align = 1
+        value.align = 1  # only the target must begin at a cache line
         store = builder.store(value, builder.inttoptr(arguments[0], line))
         store.align = LINE
         store.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
@@ -33,7 +33,8 @@ def finish_stores(context):
     """Make all lines that `stream_line` wrote visible to other threads before any later store (x86: sfence).
 
     Non-temporal stores are not ordered with ordinary stores. Without the fence another thread could see a
-    flag that says "copied" before the copy.
+    flag that says "copied" before the copy. Other processors need other fences, so `copy_over` of
+    initial_values.py, the only caller, uses this file's copy on x86 alone.
     """
 
     def generate(context, builder, signature, arguments):

@@ -16,10 +16,12 @@ from psfleet.core.engine.kernels.intrinsics import (helper, kernel, load_f32, lo
                                         prefetch_write, read_f32, read_i64, read_u32, store_f32,
                                         store_i64, store_u32)
 
-DIM = 4
+DIM = 4  # `width_kernels` of generate.py replaces this line
 AHEAD = 16
 LINES = min((DIM * 4 + 63) // 64, 8)
-IN_REGISTERS = DIM % 8 == 0 and DIM <= 128  # whether a sum fits vector registers while rows are added to it
+# Whether a sum fits vector registers while rows are added to it. AVX has 16 registers of 8 float32, and
+# AVX-512 32 registers of 16.
+IN_REGISTERS = DIM % 8 == 0 and DIM <= 128
 
 
 def adding(factor, ahead):
@@ -100,11 +102,13 @@ def adding_in_registers(factor, ahead):
             total = cgutils.alloca_once_value(builder, first)
             with cgutils.for_range_slice(builder, start, end, word(1), word) as (at, _):
                 if ahead:
+                    # Behind the last code, prefetch the present row once more: that needs no branch.
                     place = builder.add(at, word(ahead))
                     place = builder.select(builder.icmp_signed("<", place, n), place, at)
                     next_row = row_of(builder.zext(load(number, codes, place), word))
                     for k in range(LINES):
                         address = builder.inttoptr(builder.add(next_row, word(64 * k)), line)
+                        # 0: to be read, 3: keep it in all caches, 1: data and not code
                         builder.call(fetch, [address, number(0), number(3), number(1)])
                 code = builder.zext(load(number, codes, at), word)
                 values = load(vector, row_of(code), word(0))
@@ -155,6 +159,8 @@ def merge(inverse, n, shift, gradients, ends, bags, weights, scales, sums):
 
     The arguments are those of the two kernels.
     """
+    # As in `merge` of row_sums.py, the first gradient of an id begins its sum, and 0 is added so that -0
+    # becomes 0.
     low = (int64(1) << shift) - 1
     at = int64(0)
     for b in range(bags):
@@ -230,7 +236,7 @@ def merge_by_row(inverse, n, shift, gradients, ends, bags, scales, sums, groups,
             at += 1
     for group in range(groups):
         first, rows = load_i64(offsets, group), load_i64(sums, group * 2)
-        begun = load_i64(sums, group * 2 + 1)
+        begun = load_i64(sums, group * 2 + 1)  # sums that an earlier feature of the batch has begun
         for place in range(load_i64(offsets, group + 1) - first):
             start, end = load_u32(work, first + place), load_u32(work, first + place + 1)
             if start < end:

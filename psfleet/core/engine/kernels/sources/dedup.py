@@ -35,7 +35,7 @@ def dedup(ids, n, index, mask, hashes, unique, codes, routes, counts, inverse):
     #     unique     7    3    9
     #     codes      0.0  1.0  0.1            (group.position)
     #     inverse    0.0  1.0  0.0  0.1
-    for i in range((mask + 1) // 2):
+    for i in range((mask + 1) // 2):  # two entries of 32 bits at a time
         store_i64(index, i, 0)
     count = 0
     for start in range(0, n, BLOCK):

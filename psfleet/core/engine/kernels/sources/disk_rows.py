@@ -64,6 +64,7 @@ def look(d, ids, n, far, uses, cold, counts):
             away += 1
         elif slot != 0:
             there += 1
+            # At least IDLE: FREE would say that the slot has no row.
             uses[slot] = min(max(uses[slot], IDLE) + 1, MOST)
         else:
             unknown += 1
@@ -102,6 +103,7 @@ def fetch(d, ids, far, uses, there, live, owners, slots, places):
             near = load_i64(d, NEXT_SLOT)
             store_i64(d, NEXT_SLOT, near + 1)
         store_u32(line, 8 + entry, uint32(near))
+        # IDLE, and no use is counted: a row that is used once leaves before rows that are used again.
         owners[near], uses[near] = ids[i], IDLE
         there[slot - far] = 0
         live[(slot - far) // rows_of_block] -= 1
@@ -155,6 +157,7 @@ def sweep(d, uses, most, slots, counts):
         hand = hand + 1 if hand + 1 < end else 1
         steps += 1
         if uses[hand] == IDLE:
+            # Already now, although the row is still there: the next round must not choose it again.
             uses[hand] = FREE
             slots[n] = hand
             n += 1
@@ -224,7 +227,11 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
     #     work   [ AT_ONCE iocbs | addresses of a batch of iocbs | events | stack of idle iocbs ]
     #
     # The loop keeps the disk busy: fill all idle iocbs, submit them, wait for up to AT_ONCE / 2 events, and
-    # fill again. An event's number is range * AT_ONCE + iocb, which tells both.
+    # fill again. An event's number is range * AT_ONCE + iocb, which tells both. A return after a failure
+    # leaves requests in flight, which may still write to memory; the caller ends the process then.
+    #
+    # struct io_event in words of 64 bits: the request's data, its address, the result (bytes, or an error
+    # below 0), and a second result.
     n, longest = len(offsets), 0
     for i in range(n):
         longest = max(longest, sizes[i])
@@ -264,7 +271,7 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
             least = min(next_range - complete, AT_ONCE // 2)
             count = call_kernel(EVENTS, context, least, AT_ONCE, events, 0)
             if count < 0 and load_u32(error_place(), 0) == INTERRUPTED:
-                continue
+                continue  # by a signal; the next turn waits for the same events
             if count <= 0:
                 return complete
         for e in range(count):

@@ -39,6 +39,8 @@ def recall(d, ids, n, step, slots, last_steps):
 def choose(bits, n, slots):
     """Set the bits of these slots; return the number of bits that were 0. Slot 0 (no row) is skipped.
 
+    The result counts a row once even if its id is repeated, so it is the number of rows that will be claimed.
+
     bits: uint64 words with a bit for each slot. slots: int64 [n].
     """
     count = 0

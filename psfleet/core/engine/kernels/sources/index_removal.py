@@ -16,7 +16,10 @@ AHEAD = 24
 
 @helper
 def entry_at(lines, number):
-    """Return the address of the line of entry `number` of these lines, and the position in it, 0 to 3."""
+    """Return the address of the line of entry `number` of these lines, and the position in it, 0 to 3.
+
+    index.py has the same function: each file of sources/ is compiled as a module that no other one imports.
+    """
     return lines + (number >> 2) * 64, number & 3
 
 

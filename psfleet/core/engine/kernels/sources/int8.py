@@ -10,8 +10,10 @@ from numba import float32, int8, int64, types, uint32, uint64, void
 from psfleet.core.engine.kernels.hashing import mix
 from psfleet.core.engine.kernels.intrinsics import helper, inlined, kernel
 
-DIM = 4
-SMALLEST = uint32(27 << 23)  # bits of 2**-100: a block whose largest magnitude is smaller becomes zeros
+DIM = 4  # `width_kernels` of generate.py replaces this line
+# Bits of 2**-100: a block whose largest magnitude is smaller becomes zeros. Far below it, the scale would
+# lose bits (from 2**-119 down) and its inverse would overflow (from 2**-121 down).
+SMALLEST = uint32(27 << 23)
 INFINITE = uint32(0x7F800000)
 
 F32, I8, I64, U32 = (
@@ -91,7 +93,8 @@ def encode_fed(values, rests, bits, scales, codes):
         sum = rests + values        rests = sum - code * scale
 
     Over many calls no part of a value is lost (error feedback). bits: a view of `rests` as uint32, so it has
-    the bits of the sums.
+    the bits of the sums. The values are finite: the caller has refused others (`GradientCompressor.check`),
+    because a NaN would stay in `rests`.
     """
     for block in range(len(scales)):
         at = block * DIM

@@ -48,7 +48,9 @@ def number_at(message, at, end):
     """Return the value of a protobuf varint of up to 63 bits and the offset behind it, or (0, DAMAGED)."""
     #     300 = 0b10_0101100    -->    1 0101100   0 0000010
     #
-    # A byte has 7 bits of the number, the lowest first. Its top bit is 1 if another byte follows.
+    # A byte has 7 bits of the number, the lowest first. Its top bit is 1 if another byte follows. A number of
+    # 64 bits is left to the ordinary path: as int64 it would be negative, and as a length pass the check of
+    # `bytes_at`.
     value = uint64(0)
     for shift in range(0, 63, 7):
         if at >= end:
@@ -76,7 +78,8 @@ def place_of(key):
 
     The key is field << 3, that of a varint.
     """
-    # A protobuf key is field << 3 | kind, where kind is 0 for a varint, 1 for 8 bytes and 2 for bytes.
+    # A protobuf key is field << 3 | kind, where kind is 0 for a varint, 1 for 8 bytes and 2 for bytes. The
+    # numbers of the fields are those of Header in protos/psfleet/v1/frame.proto.
     if key <= 24:
         return WORKER + (key >> 3) - 1  # worker, incarnation, sequence
     if key == 6 << 3:
@@ -111,6 +114,7 @@ def read_header(message, at, end, fields):
             store_i64(fields, PROGRESS_END, at)
         elif key == 9 << 3 | 2:  # lane: generation, then turn
             # A submessage of at least 11 bytes: key 9 and 8 bytes of the generation, key 16 and a varint.
+            # protobuf allows other orders; the ordinary path reads those.
             start, stop = bytes_at(message, at, end)
             if (
                 stop - start < 11
@@ -221,6 +225,7 @@ def _kernel_call(count, floats):
     return call
 
 
+# The only floats among the arguments of `push` and `pull` are `low` and `span`.
 _push, _pull = _kernel_call(13, (8, 9)), _kernel_call(9, (5, 6))
 
 

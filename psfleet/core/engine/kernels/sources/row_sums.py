@@ -16,7 +16,7 @@ from numba import float32, int64, void
 from psfleet.core.engine.kernels.intrinsics import (kernel, load_f32, load_i64, prefetch, prefetch_write,
                                         read_f32, read_i64, read_u32, store_f32, store_i64)
 
-DIM = 4
+DIM = 4  # `width_kernels` of generate.py replaces this line
 AHEAD = 16
 LINES = min((DIM * 4 + 63) // 64, 8)
 

@@ -22,7 +22,8 @@ I64 = types.Array(int64, 1, "C", readonly=True)
 def home_of(key, slots, direct):
     """Return the home slot of a key, where the search for the key begins.
 
-    direct: True if each key is the number of its own slot; a key that is too large begins at slot 0.
+    direct: True if each key is the number of its own slot. A key that is too large, which the table cannot
+    have, begins at slot 0, so that nothing outside `slots` is read.
     """
     #     home = (lower 32 bits of the hash) / 2**32 * number of slots
     #
