@@ -380,9 +380,9 @@ def import_rows(path: str, target: str, table: str, rows: RowFile) -> Manifest:
 
         import_rows("snapshots/best", "imported", "items", read_rows("vectors.npz"))
 
-    Imported rows count as updated by the table's last push, so that they do not expire at once, and as
-    never shown. They get the optimizer state in `rows` if it has all state slots of the table, and initial
-    state otherwise. All other rows and tables are unchanged.
+    Imported rows count as updated by the table's last push, so that they do not expire at once. Their counts
+    of shows and clicks are 0. They get the optimizer state in `rows` if `rows` has all state slots of the
+    table, and initial state otherwise. All other rows and tables are unchanged.
 
     Args:
         path: Folder or URL of the snapshot.

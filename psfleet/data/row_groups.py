@@ -154,7 +154,7 @@ class RowGroupSource(ABC):
         return self._groups
 
     def names(self, group: RowGroup) -> Sequence[str]:
-        """Return the columns of a group's file, and the columns that its folders name (such as `day=3/`)."""
+        """Return the columns of a group's file, and the columns in its folder names (such as `day=3/`)."""
         file_names = group.schema.names
         return [*file_names, *(name for name in partition_of(group.file) if name not in file_names)]
 

@@ -367,10 +367,12 @@ class Following:
         return self._ended + _total(pushes)
 
     def _aim(self, closed: int, pause: float) -> None:
-        """Choose a round for the next request that no server will have closed when the request arrives.
+        """Choose the round to name in the next request.
+
+        When the request arrives, no server may have closed that round yet.
 
         Args:
-            closed: Round of this cut.
+            closed: Round after which the servers took the present cut.
             pause: Seconds until the next request.
         """
         now = self._clock()

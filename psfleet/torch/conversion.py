@@ -127,8 +127,9 @@ def with_tables(model: nn.Module, tables: Collection[str]) -> nn.Module:
 
 
 class _ModuleExchange:
-    """Exchange of torch's embeddings for psfleet's, in the model and in the optimizers' groups. Can be
-    undone.
+    """Replacement of torch's embeddings by psfleet's, in the model and in the optimizers' parameter groups.
+
+    It can be undone.
     """
 
     def __init__(

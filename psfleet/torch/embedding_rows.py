@@ -166,7 +166,13 @@ class EmbeddingRows:
         return self.spec.key
 
     def bind(self, client: ParameterClient, name: str, formula: RuleMapping) -> None:
-        """Create the table on the servers. All workers must then call `fill`."""
+        """Create the table on the servers. All workers must then call `fill`.
+
+        Args:
+            client: Client for pulls and pushes of the table.
+            name: Name of the table.
+            formula: Update rule of the table, with its weight decay.
+        """
         if self._client is not None:
             raise UsageError(
                 f"the embedding {self.name!r} has an optimizer already; give each model one"

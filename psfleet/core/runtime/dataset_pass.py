@@ -123,7 +123,7 @@ class _DatasetPass:
     def _reading_ahead(self) -> Iterator[None]:
         """Start a thread that reads ahead, if `prefetch` is set and the source allows it.
 
-        Ends it after the block.
+        The thread ends with the block.
         """
         source = self._source
         if self._prefetch and isinstance(source, OrderedSource) and not self._waits:

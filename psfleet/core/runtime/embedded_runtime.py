@@ -96,7 +96,7 @@ class EmbeddedRuntime(ScriptRuntime):
 
     Attributes:
         wire: The argument `wire`, or settings without compression.
-        counters: Counters whose counts are sent with each push.
+        counters: Counters, such as those of metrics. Each push adds their new counts to their tables.
     """
 
     worker_index = 0
@@ -339,7 +339,10 @@ class EmbeddedRuntime(ScriptRuntime):
 
     @staticmethod
     def _expect(instructions: Sequence[Any]) -> int:
-        """Return the number in the last of a shard's instructions, or raise the first error among them."""
+        """Return the number of the last outcome that a shard reports, or raise the first error among them.
+
+        `instructions`: Outcomes and errors that the shard has returned for an event.
+        """
         number = 0
         for instruction in instructions:
             if isinstance(instruction, SendError):

@@ -46,8 +46,12 @@ class Bags:
 
 
 def bags_of(feature: Feature, bags: Jagged | None, samples: int) -> Bags:
-    """Return the ids of a feature, divided into bags. `bags` has its values, or is None if the batch lacks
-    the feature.
+    """Return the ids of a feature, divided into bags: one for each sample or, without pooling, for each id.
+
+    Args:
+        feature: Feature to look up.
+        bags: Values of the feature in each sample, or None if the batch lacks the feature.
+        samples: Number of samples.
 
     Raises:
         IdError: A value is not an id.

@@ -104,7 +104,10 @@ def reach(rule: Rule) -> Reach:
 def _used(
     rule: Rule, scalar: Callable[..., tuple[float, ...]], values: tuple[float, ...]
 ) -> Iterator[tuple[int, tuple[float, ...]]]:
-    """Yield the next step's number and a weight with its slots, after one, two and three updates."""
+    """Apply three gradients to a weight, for `reach`.
+
+    Yields after each update the number of the next step, and the weight with its slots (optimizer state).
+    """
     for step, gradient in enumerate((0.5, -0.25, 1.5), 1):
         w, *slots = values
         values = scalar(w, gradient, *slots, _numbers(rule, w, gradient, slots, step))
@@ -116,7 +119,8 @@ def _numbers(
 ) -> tuple[float, ...]:
     """Return the last argument of a rule's scalar function, the numbers that are the same for a whole batch.
 
-    For rules that measure a unit (such as the norm of a row), includes the measure of a unit of one weight.
+    Some rules also measure a unit of several weights, such as the norm of a row. For these rules the
+    numbers include the measure of a unit that has only this weight.
     """
     h, measure, combine = rule.scalars(0.1, step), rule.measure(), rule.combine()
     if measure is None or combine is None:

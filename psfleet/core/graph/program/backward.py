@@ -20,7 +20,10 @@ from psfleet.core.graph.program.variable import Variable, leaf
 
 @dataclass(frozen=True)
 class Automatic:
-    """Setting that lets the first run choose checkpoints, from times and sizes that it measures.
+    """Setting of recomputation: the first run chooses the checkpoints, from times and sizes that it measures.
+
+    Checkpoints are the variables whose values are kept. Activations between them are computed again in the
+    backward pass.
 
     Attributes:
         budget: Bytes that activations may take. With None it is the number of bytes that they would take with
@@ -151,7 +154,7 @@ def check_checkpoints(checkpoints: Any) -> None:
     """Check that an argument is a list of checkpoints or Automatic, and not a single name, for example.
 
     Raises:
-        UsageError: It is neither.
+        UsageError: The argument is neither a list nor Automatic.
     """
     if isinstance(checkpoints, str) or not isinstance(checkpoints, Sequence | Automatic):
         raise UsageError(f"checkpoints is {checkpoints!r}; it must be a list of variables or names")

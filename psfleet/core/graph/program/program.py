@@ -182,7 +182,7 @@ class Program:
     def global_block(self) -> "Program":
         """Return the program itself.
 
-        In the reference framework a program has blocks; here it is its only block.
+        In the reference framework a program consists of blocks. Here the program itself is its only block.
         """
         return self
 

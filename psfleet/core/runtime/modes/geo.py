@@ -258,7 +258,8 @@ class GeoRuntime(ForwardingRuntime):
 
     Args:
         fleet: Runtime of the cluster, in geo mode.
-        settings: Number of steps between exchanges, and number of rows to copy.
+        settings: Number of steps between exchanges, and the number of copied rows above which a table drops
+            its copies.
     """
 
     def __init__(self, fleet: ClusterLike, settings: ConsistencySettings) -> None:
@@ -291,9 +292,10 @@ class GeoRuntime(ForwardingRuntime):
         return spec
 
     def _copy(self, spec: TableSpec) -> None:
-        """Copy a table.
+        """Make the local copy of a table.
 
-        A dense table is copied now, with its optimizer state; rows when they are first read, without.
+        A dense table is copied at once, with its optimizer state. Rows of a sparse table are copied when they
+        are first read, without the servers' optimizer state.
         """
         if spec.key in self._copies or spec.rule.counts:
             return  # counts are pushed to the servers directly

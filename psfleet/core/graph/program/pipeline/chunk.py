@@ -40,7 +40,7 @@ def micro_sizes(feeds: Mapping[Variable, Array], micro_batches: int) -> list[int
     """Return the number of samples in each micro-batch. `even_sizes` divides them.
 
     Raises:
-        ShapeError: No feed has an unknown first extent, or those that do differ in length.
+        ShapeError: No feed has an unknown first extent, or the feeds with one differ in length.
     """
     lengths = {v.name: len(array) for v, array in feeds.items() if _is_open(v)}
     if not lengths:
@@ -110,7 +110,8 @@ def pack(value: Gradient | None) -> list[Array]:
     """Convert a value or gradient to arrays for a message.
 
     Returns:
-        No array for None, one for an array; for a SparseGrad ids, rows and, if it has them, shows and clicks.
+        No array for None, and the array itself for an array. For a SparseGrad, its ids, its rows and, if it
+        has them, its counts of shows and clicks.
     """
     if value is None:
         return []
@@ -357,6 +358,9 @@ def chunk_run(
     rows: dict[str, StepRows],
     meter: Any,
 ) -> ChunkRun:
-    """Make a run of a chunk. The run recomputes if its backward pass has checkpoints."""
+    """Make a run of a chunk on one micro-batch.
+
+    The run drops activations and computes them again if its backward pass has checkpoints.
+    """
     kind = RecomputingChunkRun if part.plan.recomputes else ChunkRun
     return kind(program, part, values, rows, meter)

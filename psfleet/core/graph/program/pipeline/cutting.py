@@ -96,7 +96,8 @@ class PipelineSpec:
 
 
 def _set_budget(part: ChunkPlan, live: int) -> None:
-    """Give a chunk its share of the memory budget. `live` runs are in memory at a time."""
+    """Divide the memory budget of automatic recomputation by `live`, the number of runs in memory at a
+    time."""
     for plan in part.plan.backwards:
         checkpoints: Any = plan.backward.checkpoints
         if isinstance(checkpoints, Automatic) and checkpoints.budget is not None:
@@ -188,7 +189,8 @@ def split(
             the loss.
 
     Raises:
-        UsageError: A cut is empty, not part of the loss, or behind a later one.
+        UsageError: A cut is empty, the loss is not computed from it, or there is no operation between it and
+            the cuts before it.
     """
     cuts = [_variables(number, cut) for number, cut in enumerate(cut_list)]
     if not cuts or cuts[-1] != [loss]:

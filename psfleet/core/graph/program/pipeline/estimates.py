@@ -71,7 +71,9 @@ def records_of(plan: ExecutionPlan, count: int) -> list[Record]:
 
 
 def edges_of(records: Sequence[Record], weights: Sequence[float], count: int) -> list[int]:
-    """Return the edges of `count` chunks of about equal work: 0 < ... < the number of records.
+    """Return the edges of `count` chunks of about equal work.
+
+    Edges are the positions in `records` at which chunks begin, and the end: 0 < ... < the number of records.
 
     Args:
         records: Records of a loss, in forward order.
@@ -108,7 +110,8 @@ def balanced_edges(weights: Sequence[float], crossing: Sequence[int], count: int
 
     Args:
         weights: Work of each operation, in any unit.
-        crossing: Number of values that cross the position before each operation, and the end.
+        crossing: Number of values that are computed before a position and used after it, for the position
+            before each operation and for the end.
         count: Number of chunks.
 
     Returns:
@@ -132,8 +135,8 @@ def _partition(
     Args:
         total: Cumulative weights, n + 1 values.
         count: Number of chunks.
-        price: Called with the price of the chunks before, i and j. Returns the price including the chunk
-            [i, j).
+        price: Function that adds a chunk. It is called with the price of the earlier chunks, and with i and
+            j. It returns the price that includes the chunk [i, j).
     """
     length = len(total) - 1
     best = {0: (0.0, [0])}  # by end: lowest price of the parts so far, and their edges
