@@ -293,7 +293,7 @@ def _check_names(
 def _script_seed(before: Mapping[str, TableSpec], features: FeatureSet) -> int:
     """Return the seed that the script gives to initializers without a seed, or 0 if it is unknown.
 
-    It is known if any table of the features whose initializer has no seed is already in the snapshot.
+    The snapshot shows it if it already has a table of the features with such an initializer.
     """
     for name, table in features.tables.items():
         if name in before and not getattr(table.initializer, "own_seed", 0):

@@ -440,7 +440,8 @@ def _waiting(file: _ServerFile, spec: TableSpec) -> dict[str, NDArray[Any]]:
 
 
 def _named(files: Sequence[_ServerFile], spec: TableSpec, later: Ids) -> Ids:
-    """Return the ids in `later` and those that these files have as rows or as removed, in ascending order."""
+    """Return `later`, ids that newer snapshots have named, with the row ids and removed ids of these
+    files."""
     return ascending([later, *_ids(files, spec, (ROW_IDS, REMOVED))])
 
 

@@ -94,8 +94,9 @@ class RowSequence:
             low += count
 
     def _at(self, position: int) -> tuple[RowRange, int]:
-        """Return the rows from this position to the end of its block or remainder, and the number of these
-        rows.
+        """Return the rows from this position to the end of its block, and the number of these rows.
+
+        The rows left at the end of a group, fewer than a block, count as a block too.
         """
         if position < self._full:
             block, skip = divmod(position, self._block)

@@ -204,7 +204,7 @@ def _counterparts(
 
 
 def _check_named(servers: Mapping[str, int], modules: Mapping[str, nn.Module]) -> None:
-    """Refuse `servers` for a name in the model that becomes no table."""
+    """Raise an error if `servers` has a name that is not the name of an embedding that becomes a table."""
     for path in servers:
         if path not in modules:
             raise ConfigError(

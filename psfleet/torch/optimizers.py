@@ -128,7 +128,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model.__prepare_scriptable__ = refuse_graph  # type: ignore[assignment]
 
     def _prepare(self, model: nn.Module, settings: Settings) -> None:
-        """Change the model for the strategy. Here this is only recomputation of activations."""
+        """Change the model as the strategy requires: with recompute, its blocks compute activations again."""
         if settings.recompute is not None:
             recompute(model, settings.recompute)
 

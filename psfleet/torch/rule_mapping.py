@@ -198,7 +198,10 @@ def _names(rule: Rule) -> list[str]:
 
 
 def _needless(rule: Rule) -> set[str]:
-    """Return the slots that torch leaves out because this rule's result does not depend on them."""
+    """Return the slots (state values of each weight) that torch leaves out.
+
+    This rule's result does not depend on them.
+    """
     return {"momentum_buffer"} if isinstance(rule, TorchRMSprop) and not rule.momentum else set()
 
 

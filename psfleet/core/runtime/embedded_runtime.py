@@ -374,7 +374,11 @@ class FrozenRuntime(ReadOnlyRuntime, EmbeddedRuntime):
 
 
 def _weights(snapshot: Snapshot) -> Events:
-    """Yield events that load the weights into a shard, without optimizer state, scores and candidate ids."""
+    """Yield events that load only the weights of a snapshot into a shard.
+
+    They leave out optimizer state, scores (counts of shows and clicks) and candidates (ids seen too rarely
+    for a row).
+    """
     specs = {spec.key: spec for spec in snapshot.specs()}
     for event in snapshot.events(0, 1):
         if isinstance(event, CreateTable):

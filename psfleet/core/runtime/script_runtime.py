@@ -103,7 +103,7 @@ class ScriptRuntime(Runtime, Protocol):
 
     @property
     def version(self) -> ReadVersion | None:
-        """Version of the last pulled values.
+        """Version of the last pulled values: the rounds and updates that they include.
 
         Only a reader (a process that reads the tables of a running job) has one; None for other runtimes.
         """

@@ -235,9 +235,10 @@ class Number:
         return [self.column or self.name]
 
     def of(self, values: Any, samples: int) -> Any:
-        """Convert the values of a batch, an array of numbers or a Jagged, to float32 [samples, dim].
+        """Convert the values of a batch to float32 [samples, dim].
 
-        NaN is a missing value. None means that the batch lacks the feature.
+        `values` is an array of numbers, or a Jagged (any number of values for each sample). NaN is a missing
+        value. None means that the batch lacks the feature.
 
         Raises:
             ShapeError: The values have another shape.

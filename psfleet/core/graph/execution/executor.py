@@ -382,7 +382,7 @@ class Executor:
     ) -> int:
         """Run a test clone of the program for each batch, so that nothing is updated.
 
-        Otherwise as train_from_dataset.
+        Everything else is as in train_from_dataset.
         """
         test = (program or default_main_program()).clone(for_test=True)
         return self.train_from_dataset(test, dataset, **options)

@@ -464,7 +464,7 @@ def _average(momentum: float) -> _Average:
 
 
 def promise(parameter: Parameter, momentum: float) -> None:
-    """Bind a parameter to a table for its moving average.
+    """Make a parameter a moving average of the values that `note` gets, by binding it to a suitable table.
 
     The table is made when the parameter's value is first needed.
     """
@@ -474,7 +474,14 @@ def promise(parameter: Parameter, momentum: float) -> None:
 
 
 def note(parameter: Parameter, momentum: float, value: NDArray[Any]) -> None:
-    """Add a value to the moving average of a parameter. It is sent with this worker's next push."""
+    """Add a value to a moving average, for which `promise` was called. It is sent with this worker's next
+    push.
+
+    Args:
+        parameter: Parameter whose value is the average.
+        momentum: Factor of the old average. The factor of the value is 1 - momentum.
+        value: Value to add.
+    """
     bound_tables = tables()
     bound = bound_tables.bind(_average(momentum), parameter)
     bound_tables.send_along(bound, -np.asarray(value, np.float32), 1.0 - momentum)

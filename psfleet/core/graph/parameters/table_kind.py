@@ -84,9 +84,10 @@ def placement_of(
 def reach(rule: Rule) -> Reach:
     """Return the rows that an update under this rule must visit, found by applying a zero gradient.
 
-    If a zero gradient changes a fresh row, an update must visit all rows. If it changes a row that has had
-    gradients (whose slots no longer have their initial values), an update must visit all such rows. The
-    result is "all" too if the rule raises an error.
+    - "all" if a zero gradient changes a row that has had no gradient yet, or if the rule raises an error.
+    - "stored" if it changes only rows that have had gradients, whose slots (optimizer state) therefore no
+      longer have their initial values.
+    - "touched" if it changes nothing. An update then visits only rows with a gradient.
     """
     if rule.unit == "parameter":
         return "all"

@@ -54,7 +54,11 @@ class Backward:
     pipeline: Any = None
 
     def active(self) -> tuple[list[Record], set[Variable]]:
-        """Return the records on the way of gradients, in forward order, and all variables with a gradient."""
+        """Return the records (uses of operations) that gradients flow through, and all variables with a
+        gradient.
+
+        The records are in forward order.
+        """
         variables = set(self.gradients)
         records = []
         for record in ancestors([self.loss]):
@@ -151,10 +155,10 @@ def gradients(
 
 
 def check_checkpoints(checkpoints: Any) -> None:
-    """Check that an argument is a list of checkpoints or Automatic, and not a single name, for example.
+    """Check that an argument is a list of checkpoints (variables to keep for the backward pass) or Automatic.
 
     Raises:
-        UsageError: The argument is neither a list nor Automatic.
+        UsageError: The argument is neither, such as a single name.
     """
     if isinstance(checkpoints, str) or not isinstance(checkpoints, Sequence | Automatic):
         raise UsageError(f"checkpoints is {checkpoints!r}; it must be a list of variables or names")

@@ -142,7 +142,8 @@ class LocalDenseTable:
 class LocalSparseTable:
     """Copied rows of a sparse table, their bases, and the ids that were read since the last exchange.
 
-    The base of a row is the servers' value as far as the worker knows. Bases are a second sparse table with
+    An exchange sends changes to the servers, and happens every `k_steps` steps. The base of a row is the
+    servers' value as far as the worker knows. Bases are a second sparse table with
     the same initializer. An id without a row therefore has the same value in both tables, and a delta of 0.
 
     Args:
@@ -178,7 +179,7 @@ class LocalSparseTable:
         self._touched.append(_distinct(ids))
 
     def stale(self, ids: Ids) -> Ids:
-        """Return the ids that have not been read since the last exchange, each once."""
+        """Return the ids, each once, that have not been read since the last exchange with the servers."""
         ids = _distinct(ids)
         if not len(self._fresh):
             return ids
@@ -313,7 +314,8 @@ class GeoRuntime(ForwardingRuntime):
             self._copies[spec.key] = LocalSparseTable(self._local, local_spec)
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """Return values of the copies, after pulling the rows not read since the last exchange.
+        """Return values of the copies, after pulling the rows not read since the last exchange with the
+        servers.
 
         Tables of counts (metrics) have no copies and are pulled from the servers.
         """

@@ -299,7 +299,7 @@ class DistributedStrategy:
         return {declared.name: declared.default for declared in settings_of(PARTS[switch])}
 
     def parts(self) -> dict[str, dict[str, Any]]:
-        """Return the script's strategy as argument of `Settings.from_parts`."""
+        """Return the script's strategy in the form that `Settings.from_parts` takes."""
         parts: dict[str, dict[str, Any]] = {
             name: dict(self._said.get(f"{name}_configs", {}))
             for name in _SWITCHES

@@ -43,7 +43,7 @@ class PartitionedPlan:
     per_stage: int
 
     def stage_of(self, chunk: int) -> int:
-        """Return the stage that runs a chunk."""
+        """Return the index of the stage (process) that runs a chunk."""
         return chunk // self.per_stage
 
     def chunks_of(self, stage: int) -> range:
@@ -129,9 +129,14 @@ def cores_of(place: StagePosition, start: int, width: int, available: Sequence[i
 
 
 def pin(place: StagePosition, start: int) -> None:
-    """Restrict all threads of this process to its cores. It gets as many cores as its BLAS has threads.
+    """Restrict all threads of this process to some cores: as many as its BLAS has threads.
 
-    Workers on other hosts are counted too, as if they were on this host.
+    Every process gets the cores after those of the process before. Processes of workers on other hosts are
+    counted too, as if they were on this host.
+
+    Args:
+        place: Position of this process.
+        start: Index of the first process's first core among the available cores.
     """
     available, width = _available(), threads()
     cores = cores_of(place, start, width, available)

@@ -84,7 +84,10 @@ def edges_of(records: Sequence[Record], weights: Sequence[float], count: int) ->
 
 
 def parts_of(plan: ExecutionPlan, edges: Sequence[int]) -> list[list[Record]]:
-    """Return the records of the plan's loss in chunks, cut at these edges."""
+    """Divide the records (uses of operations) of the plan's loss into chunks.
+
+    `edges`: Positions of the records at which chunks begin, and the end: 0 < ... < the number of records.
+    """
     records = records_of(plan, len(edges) - 1)
     return [records[start:end] for start, end in pairwise(edges)]
 
@@ -164,10 +167,11 @@ def agree_on_parts(
     links: Links | None,
     tag: str,
 ) -> list[list[Record]]:
-    """Return the loss's records in `count` chunks of about equal time, the same in all stages of a worker.
+    """Divide the loss's records (uses of operations) into `count` chunks of about equal time.
 
-    The first stage measures the whole program on one micro-batch, without keeping activations, and sends the
-    edges to the other stages. The measured times affect only the speed: results are the same for any cut.
+    All stages of a worker get the same chunks. The first stage measures the whole program on one micro-batch,
+    without keeping activations, and sends the positions of the cuts to the other stages. The measured times
+    affect only the speed: results are the same for any cut.
 
     Raises:
         ConfigError: There are fewer records than chunks.
@@ -188,7 +192,10 @@ def measure(
     feeds: Mapping[Variable, Array],
     records: Sequence[Record],
 ) -> list[float]:
-    """Return the seconds that each record takes forward and back, the shortest of several measurements."""
+    """Return the seconds that each record (use of an operation) takes for its forward and backward pass.
+
+    Each is the shortest of several measurements.
+    """
     run = ProgramRun(program, plan, dict(feeds))
     run.forward(plan.early)
     fetch([v.parameter for v in plan.dense if v.parameter], plan.wanted_reads(run.values))

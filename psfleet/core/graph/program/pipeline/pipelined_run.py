@@ -259,7 +259,8 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
                 self._results[variable] = self._spread_gradient(variable, tellers)
 
     def _owner_of(self, variable: Variable) -> int:
-        """Return the chunk that computes a value, or that has the complete gradient of a leaf."""
+        """Return the chunk that computes a value, or that has the complete gradient of a parameter or
+        input."""
         leaves = [
             leaf for leaf, gradient in self._backward_pass.gradients.items() if gradient is variable
         ]
@@ -287,9 +288,9 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         return combine(variable, values, self._fractions)
 
     def _spread_gradient(self, variable: Variable, tellers: Sequence[int]) -> Gradient | None:
-        """Exchange a leaf's gradient among all processes.
+        """Exchange the gradient of a parameter or input among all processes.
 
-        Returns the mean over `tellers`, the processes that are copies of the leaf's stage.
+        Returns the mean over `tellers`, the processes that are copies of the stage which computes it.
         """
         own_gradient = pack(self.values.get(variable))
         by_copy = self._exchange(f"gradient/{variable.name}", tellers, own_gradient)
@@ -331,7 +332,10 @@ def settle_parts(
     place: StagePosition,
     far: Links | None,
 ) -> None:
-    """Measure in the first step where to cut, unless the script has given cuts. All stages must call this."""
+    """Measure in the first step where to cut the program into chunks, unless the script has given cuts.
+
+    All stages must call this.
+    """
     spec: PipelineSpec = plan.backwards[0].backward.pipeline
     count = max(spec.stages, place.stages)
     if spec.parts is None and count > 1:
