@@ -86,8 +86,7 @@ def _fsspec() -> Any:
 
 
 def partition_of(file: str) -> dict[str, str | None]:
-    """Return the columns in the folder names of a path: {"dt": "2026-11-01"} for
-    `dt=2026-11-01/0.parquet`."""
+    """Return the columns in the folder names of a path: {"dt": "2026"} for `dt=2026/0.parquet`."""
     pairs = (part.split("=", 1) for part in file.split("/")[:-1] if "=" in part)
     return {
         name: None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)

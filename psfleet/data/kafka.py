@@ -313,8 +313,7 @@ class KafkaTopic:
             spans.popleft()
 
     def _others_have(self, offsets: Place, block: int) -> bool:
-        """Return True if another partition has a message at a later position of the dataset than these
-        offsets."""
+        """Return True if another partition has a message at a later position than these offsets."""
         (number, _, high), numbers = offsets, self._numbers
         row = (high - 1 - self._first.get(number, 0)) // block
         turns = row * len(numbers) + (numbers.index(number) - self._turn) % len(numbers) + 1

@@ -36,8 +36,8 @@ class PackedBags:
 
     All bags are from one row group: rows of a file that are decoded together.
 
-    Call `clear`, then `append` for each part that is decoded, then set `order`. A slice returns a Jagged.
-    It is always a copy, because the next `clear` reuses the arrays.
+    Call `clear`, then `append` for each part that is decoded, then set `order`. A slice returns some bags
+    as a Jagged. It is always a copy, because the next `clear` reuses the arrays.
 
     Attributes:
         order: For each bag in the order of reading, its number in the file, int64 [n].

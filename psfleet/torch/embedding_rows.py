@@ -280,8 +280,9 @@ class EmbeddingRows:
 
         Args:
             step: Step count of the table, or None to keep the present one.
-            slots: One array for each slot of the rule, float32 [count, dim], or [n, dim] with ids. A row on
-                the servers whose id is not in `ids` gets the slots' initial values.
+            slots: One array for each slot of the rule (a state value of each weight), float32 [count, dim],
+                or [n, dim] with ids. A row on the servers whose id is not in `ids` gets the slots' initial
+                values.
             ids: int64 [n], for a table whose ids are any int64.
         """
         state = self.runtime.read_table(self.key)

@@ -34,7 +34,7 @@ Mode = Literal["sum", "mean", "max"]
 def scores_of(
     ids: Tensor, shows: Tensor | None, clicks: Tensor | None, ends: Tensor | None = None
 ) -> Floats:
-    """Return the number of shows and clicks of each id, float32 [n, 2], for a table with a ShowClickEntry.
+    """Return the number of shows and clicks of each id, float32 [n, 2], for a table that counts them.
 
     Args:
         ids: Ids of a lookup, in any shape.

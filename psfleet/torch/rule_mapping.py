@@ -138,7 +138,7 @@ def entry_of(rule: Rule, step: int, values: list[Floats]) -> dict[str, Any]:
     Args:
         rule: Rule of the parameter's table.
         step: Number of updates that the table has had.
-        values: One array for each slot of the rule.
+        values: One array for each slot (state value of each weight) of the rule.
     """
     entry: dict[str, Any] = {}
     if rule.slots and not isinstance(rule, Momentum):

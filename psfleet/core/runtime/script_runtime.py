@@ -46,8 +46,7 @@ class Cluster(Protocol):
 
     @property
     def collectives(self) -> tuple[int, int]:
-        """Pair: the number of collectives (such as barriers) of this process, and of mode switches among
-        them."""
+        """Number of collectives (such as barriers) of this process, and of mode switches among them."""
 
     def pass_collectives(self, collectives: int, changes: int) -> None:
         """Count the collectives of a part of the script that a restarted worker skips.

@@ -267,8 +267,7 @@ class FeatureLookup(Generic[K]):
         return ids, rows
 
     def _flat(self, name: str, value: Any) -> Floats:
-        """Check the gradient of a feature's value, and return it as one row for each bag, float32 [bags,
-        dim]."""
+        """Check the gradient of a feature's value, and return it with a row for each bag, [bags, dim]."""
         bags, gradient = self._bags[name], np.asarray(value, np.float32)
         shape = (*bags.shape, self._dims[name])
         if gradient.shape != shape:

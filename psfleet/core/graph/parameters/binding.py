@@ -146,8 +146,7 @@ class BoundTables(ParameterClient):
         return source, values
 
     def _looked_up(self, bound: BoundTable, lookup: Asked) -> tuple[Asked, Floats]:
-        """Return a look-up of a sparse table and its rows. Rows come from this step's cache if it has
-        them."""
+        """Return a look-up of a sparse table and its rows, from this step's cache if possible."""
         for pair in bound.rows:
             if are_equal(pair[0], lookup):
                 return pair
@@ -474,11 +473,10 @@ def promise(parameter: Parameter, momentum: float) -> None:
 
 
 def note(parameter: Parameter, momentum: float, value: NDArray[Any]) -> None:
-    """Add a value to a moving average, for which `promise` was called. It is sent with this worker's next
-    push.
+    """Add a value to a moving average. The value is sent with this worker's next push.
 
     Args:
-        parameter: Parameter whose value is the average.
+        parameter: Parameter whose value is the average. `promise` was called for it.
         momentum: Factor of the old average. The factor of the value is 1 - momentum.
         value: Value to add.
     """

@@ -54,8 +54,7 @@ class Backward:
     pipeline: Any = None
 
     def active(self) -> tuple[list[Record], set[Variable]]:
-        """Return the records (uses of operations) that gradients flow through, and all variables with a
-        gradient.
+        """Return the records (uses of operations) that gradients flow through, and their variables.
 
         The records are in forward order.
         """

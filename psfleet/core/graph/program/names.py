@@ -24,8 +24,7 @@ def renew() -> None:
 
 @contextlib.contextmanager
 def guard() -> Iterator[None]:
-    """Number generated names from 0 within the block, so that two networks built under guards get equal
-    names.
+    """Number generated names from 0 within the block. Networks built under guards get equal names.
 
     with program_guard(train, startup), unique_name.guard():
         build()

@@ -117,9 +117,10 @@ def owner_of(value: Any) -> Any:
 
 
 def even_cuts(count: int) -> tuple[list[int], list[bool]]:
-    """Return the default cuts: about sqrt(n) segments of equal length, all dropped except for the last one.
+    """Return the default cuts: about sqrt(n) segments (neighboring operations) of equal length.
 
-    The last segment is kept, because the backward pass needs it at once.
+    All segments are dropped (computed again in the backward pass) except for the last one, which the backward
+    pass needs at once.
 
     Returns:
         Edges of the segments (0 to n), and for each segment True if it is dropped.
@@ -147,7 +148,9 @@ def peak_of(costs: ForwardCosts, edges: list[int], drops: list[bool]) -> int:
 
 
 def choose_cuts(costs: ForwardCosts, budget: int | None) -> tuple[list[int], list[bool]]:
-    """Choose the cuts that cost the least recomputing time within a budget.
+    """Choose the cuts of a forward pass into segments that cost the least recomputing time within a budget.
+
+    A segment is a number of neighboring operations. If it is dropped, the backward pass computes it again.
 
     Args:
         costs: Measured costs of the operations.
@@ -261,7 +264,7 @@ class Segment:
 
 @dataclass
 class RecomputePlan:
-    """Division of a forward pass into segments.
+    """Division of a forward pass into segments (neighboring records that are kept or dropped together).
 
     Attributes:
         segments: Segments in forward order.

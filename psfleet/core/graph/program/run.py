@@ -2,9 +2,10 @@
 
 `make_plan` keeps only the records that the requested results and the updates need, and sorts them by phase:
 
-    early      compute the ids of look-ups from the feed alone; one pull can then bring all rows and
-    parameters forward    all other records that do not depend on gradients backwards  one sweep for each
-    loss late       compute with gradients
+    early      compute the ids of look-ups from the feed alone; one pull can then bring rows and parameters
+    forward    all other records that do not depend on gradients
+    backwards  one sweep for each loss
+    late       compute with gradients
 
 The plan also lists after which record each value may be released, so that a run holds few values at a time.
 `ProgramRun` executes a plan in the calling thread; the Executor calls the phases in this order. Subclasses
@@ -157,8 +158,7 @@ def make_plan(program: Program, fetches: Sequence[Variable]) -> ExecutionPlan:
 
 
 def _check_batches(records: Sequence[Record]) -> None:
-    """Raise an error if an operation needs a whole batch, because operations of a pipeline get
-    micro-batches."""
+    """Raise an error if an operation needs a whole batch, which a pipeline never gives it."""
     for record in records:
         if isinstance(record.op, BatchNorm) and not (record.op.is_test or record.op.fixed):
             raise UsageError(
@@ -457,8 +457,7 @@ class ProgramRun:
         return BackwardPass({loss: np.ones_like(self.values[loss])})
 
     def take_gradients(self, plan: BackwardPlan, sweep: BackwardPass) -> None:
-        """Store the gradients of parameters and data as values of the variables that represent the
-        gradients."""
+        """Store the gradients of parameters and data as values of the gradients' variables."""
         for variable, gradient in plan.backward.gradients.items():
             self.values[gradient] = sweep.gradients.get(variable)
 

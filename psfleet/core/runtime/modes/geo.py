@@ -314,8 +314,7 @@ class GeoRuntime(ForwardingRuntime):
             self._copies[spec.key] = LocalSparseTable(self._local, local_spec)
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """Return values of the copies, after pulling the rows not read since the last exchange with the
-        servers.
+        """Return values of the copies. Rows not read since the last exchange with the servers are pulled.
 
         Tables of counts (metrics) have no copies and are pulled from the servers.
         """

@@ -96,8 +96,7 @@ class PipelineSpec:
 
 
 def _set_budget(part: ChunkPlan, live: int) -> None:
-    """Divide the memory budget of automatic recomputation by `live`, the number of runs in memory at a
-    time."""
+    """Divide the memory budget of recomputation by `live`, the number of runs in memory at a time."""
     for plan in part.plan.backwards:
         checkpoints: Any = plan.backward.checkpoints
         if isinstance(checkpoints, Automatic) and checkpoints.budget is not None:

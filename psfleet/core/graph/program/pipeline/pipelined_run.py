@@ -259,8 +259,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
                 self._results[variable] = self._spread_gradient(variable, tellers)
 
     def _owner_of(self, variable: Variable) -> int:
-        """Return the chunk that computes a value, or that has the complete gradient of a parameter or
-        input."""
+        """Return the chunk that computes a value, or that completes the gradient of a parameter or input."""
         leaves = [
             leaf for leaf, gradient in self._backward_pass.gradients.items() if gradient is variable
         ]
