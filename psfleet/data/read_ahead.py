@@ -129,10 +129,10 @@ def with_next(items: Iterable[T], looks_ahead: Callable[[], bool]) -> Iterator[t
 class ReadAhead:
     """Thread that reads the batches of a source before they are needed.
 
-    In a cluster server 0 assigns the positions of each batch only when the batch is due. So the positions of
-    the next batches must be guessed: their distance is taken to be that of the last two batches. A wrong
-    guess costs only the time of reading. Bad rows are not reported until a batch is used, and then in the
-    thread that takes it.
+    The fleet assigns positions to each batch, and those of the next batches are not known yet. So they are
+    guessed: the distance from batch to batch is taken to be that of the last two batches. A wrong guess costs
+    only the time of reading. Bad rows are not reported until a batch is used, and then in the thread that
+    takes it.
 
     Args:
         prepare: Function that reads the samples at given positions. It is called in the reading thread. It

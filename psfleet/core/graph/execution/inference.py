@@ -282,7 +282,7 @@ def saved_tables(path: str) -> Iterator[tuple[TableSpec, Ids | None, NDArray[Any
 def copy_operations(path: str, target: Path) -> None:
     """Copy the program and the constants of an inference model, without the values of its parameters.
 
-    The target is a folder that already has these values as tables.
+    The target is the folder of an export, which stores these values as tables.
 
     Raises:
         CheckpointError: The folder is not an inference model, or is damaged.

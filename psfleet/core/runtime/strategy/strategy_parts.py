@@ -161,7 +161,7 @@ class PipelineSettings:
 class RecomputeSettings:
     """Recomputation: the backward pass computes activations again, which the forward pass has dropped.
 
-    Only the values of checkpoints, chosen variables of the program, are kept.
+    Only the values of checkpoints, which are chosen variables or layers, are kept.
     """
 
     checkpoints: tuple[str, ...] = setting(
