@@ -20,8 +20,9 @@ from psfleet.core.engine.kernels.number_formats import decode
 
 
 def arrays_of(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    """Read all arrays of a file. Returns the arrays by name, and for each array that cannot be read the
-    reason.
+    """Read all arrays of a file.
+
+    Returns a pair: the arrays by name, and a mapping from the name of each unreadable array to the reason.
 
     Raises:
         CheckpointError: The file's name has an unknown ending, or torch cannot read the file.

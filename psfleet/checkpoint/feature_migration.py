@@ -166,8 +166,9 @@ class Migration:
         load_events(shard, self._migrated(events, shard.index, shard.servers))
 
     def _migrated(self, events: Events, server: int, servers: int) -> Events:
-        """Yield the events that create and fill the new tables of one shard, made from `events` for its old
-        tables.
+        """Yield the events that create and fill one shard's tables in the migrated snapshot.
+
+        `events`: Events that would create and fill the shard's tables as they were before.
         """
         by_key = {change.before.key: change for change in self.changes if change.before}
         for event in events:
@@ -292,7 +293,7 @@ def _check_names(
 def _script_seed(before: Mapping[str, TableSpec], features: FeatureSet) -> int:
     """Return the seed that the script gives to initializers without a seed, or 0 if it is unknown.
 
-    It is known if any table of the features whose initializer has no seed is already in the snapshot.
+    The snapshot shows it if it already has a table of the features with such an initializer.
     """
     for name, table in features.tables.items():
         if name in before and not getattr(table.initializer, "own_seed", 0):
@@ -307,8 +308,7 @@ def _size(snapshot: Snapshot, spec: TableSpec) -> int:
 
 
 def _added(table: Table, seed: int) -> TableSpec:
-    """Return the definition of a new table that is equal to the definition that the script will create it
-    with.
+    """Return the definition of a new table: the same that the changed script will create the table with.
 
     Args:
         table: Table of the features.
@@ -403,14 +403,18 @@ def _said(optimizer: tuple[Rule, DecaySpec, bool]) -> str:
 def _columns(
     before: TableSpec, after: TableSpec, columns: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Convert a page of rows to the columns of the new definition. Columns that it lacks are left out."""
+    """Convert a page of rows to the columns of the new definition.
+
+    Columns that the new definition lacks are left out.
+    """
     out = dict(columns)
     if "ids" in out:
         out["scores"] = _scores(before, after, out)
     if not after.streams_evictions:
         for name in EVICTED:
             out.pop(name, None)
-    # The new entry remembers other values of ids without a row, so the old values mean nothing to it.
+    # The new entry (admission rule) remembers other values of ids without a row, so the old values mean
+    # nothing to it.
     if after.candidate != before.candidate:
         for name in candidate_group(before).entries:
             out.pop(name, None)

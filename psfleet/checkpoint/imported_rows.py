@@ -34,8 +34,8 @@ class RowFile:
         ids: int64 [n]. No id occurs twice.
         value: Weights, float32 [n, dim].
         state: Other arrays [n, dim] of the file by name, such as the optimizer's state slots in an export.
-        unusable: Reason for each other array of the file that is not [n, dim] or cannot be read, by the
-            array's name.
+        unusable: Maps the name of each array that was left out to the reason: it is not [n, dim], or cannot
+            be read.
     """
 
     ids: NDArray[np.int64]

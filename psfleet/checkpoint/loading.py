@@ -440,7 +440,7 @@ def _waiting(file: _ServerFile, spec: TableSpec) -> dict[str, NDArray[Any]]:
 
 
 def _named(files: Sequence[_ServerFile], spec: TableSpec, later: Ids) -> Ids:
-    """Return the ids in `later` and those that these files have as rows or as removed, in ascending order."""
+    """Return `later` (ids that newer snapshots have named), and the row and removed ids of these files."""
     return ascending([later, *_ids(files, spec, (ROW_IDS, REMOVED))])
 
 

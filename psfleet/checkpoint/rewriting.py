@@ -87,6 +87,8 @@ def grown_columns(
         old  old  new        state:   initial value of the slot or, if a row or the whole table shares one
         new  new  new                 value of the slot, that value
 
+    A slot is a state value that the optimizer keeps for each weight, such as Adam's first moment.
+
     Args:
         before: Definition of the old table.
         after: Definition with the new shape.
@@ -268,11 +270,11 @@ def export(
         export("snapshots/best", "out", "npz", tables=["embedding"])
         np.load("out/embedding.npz")["value"]  # float32 [n, dim]
 
-    A sparse table's file has `ids`, int64 [n] in ascending order, `value` [n, dim] and each state slot [n,
-    dim]. A dense table's file has `value` and each state slot in the table's shape. Parquet files have
-    columns of the same names. A cell is the list of values of one row, or of one index of a dense table's
-    first axis. The metadata of a file (for npz the comment of the archive) has the name of the table and
-    the version of this layout.
+    A sparse table's file has `ids`, int64 [n] in ascending order, the weights as `value` [n, dim], and one
+    array [n, dim] for each state slot of the optimizer, such as Adam's first moment. A dense table's file
+    has `value` and each state slot in the table's shape. Parquet files have columns of the same names. A
+    cell is the list of values of one row, or of one index of a dense table's first axis. The metadata of a
+    file (for npz the comment of the archive) has the name of the table and the version of this layout.
 
     Args:
         path: Folder or URL of the snapshot.
@@ -380,9 +382,9 @@ def import_rows(path: str, target: str, table: str, rows: RowFile) -> Manifest:
 
         import_rows("snapshots/best", "imported", "items", read_rows("vectors.npz"))
 
-    Imported rows count as updated by the table's last push, so that they do not expire at once, and as
-    never shown. They get the optimizer state in `rows` if it has all state slots of the table, and initial
-    state otherwise. All other rows and tables are unchanged.
+    Imported rows count as updated by the table's last push, so that they do not expire at once. Their counts
+    of shows and clicks are 0. They get the optimizer state in `rows` if `rows` has all state slots of the
+    table, and initial state otherwise. All other rows and tables are unchanged.
 
     Args:
         path: Folder or URL of the snapshot.

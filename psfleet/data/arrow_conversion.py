@@ -82,11 +82,12 @@ class Rows:
     """Rows of one row group, converted to features and labels.
 
     Attributes:
-        features: Values of each feature, by its name: a Jagged, or float32 [n, dim] for a Number.
+        features: Values of each feature, by its name: a Jagged (any number of values for each row), or
+            float32 [n, dim] for a Number.
         labels: Values of each label column, by its name, float32 [n].
         numbers: Number of each row within its row group, int64 [n].
-        bad: Bad rows, by their numbers: position in the file and reason. Bad rows are still contained in
-            the features and labels.
+        bad: Maps the number of each bad row to a text that has its position in the file and the reason. Bad
+            rows are still contained in the features and labels.
     """
 
     features: dict[str, Any]
@@ -144,8 +145,9 @@ def check_schema(schema: Any, features: FeatureSet, labels: Sequence[str], where
 def _wanted(
     features: FeatureSet, labels: Sequence[str]
 ) -> Iterator[tuple[str, str, Sequence[str]]]:
-    """Yield each requested column, the types that it may have in words, and the same types as kinds of
-    `_Column`.
+    """Yield for each requested column its name, and twice the types that it may have.
+
+    The types come first as a text for messages, then as a list of `_Column.kind`.
     """
     for feature in features.given.values():
         expected: tuple[str, Sequence[str]] = {
@@ -175,7 +177,7 @@ def rows_of(
             rows are null.
 
     Returns:
-        The rows, numbered from 0, and the first reason for each bad row, by its number.
+        A pair: the rows, numbered from 0, and a mapping from the number of each bad row to the first reason.
     """
     bad = _BadRows(known_bad)
     values: dict[str, Any] = {}

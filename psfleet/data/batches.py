@@ -65,8 +65,8 @@ class GrowingSource(OrderedSource, Protocol):
     def sections(self, batch_size: int) -> Iterator[tuple[int, SourceParts]] | None:
         """Yield the size and the parts of each section, or return None if the source cannot grow.
 
-        Sections are read one after the other. A section is a dataset with positions from 0. Its parts do
-        not change, so that all workers read the same parts.
+        Sections are read one after the other. A section is a dataset with positions from 0. Its parts (for
+        example the partitions of a topic) do not change, so that all workers read the same parts.
         """
 
 

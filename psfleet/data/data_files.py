@@ -86,9 +86,7 @@ def _fsspec() -> Any:
 
 
 def partition_of(file: str) -> dict[str, str | None]:
-    """Return the columns that the folders of a file name: {"dt": "2026-11-01"} for
-    `dt=2026-11-01/0.parquet`.
-    """
+    """Return the columns in the folder names of a path: {"dt": "2026"} for `dt=2026/0.parquet`."""
     pairs = (part.split("=", 1) for part in file.split("/")[:-1] if "=" in part)
     return {
         name: None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
@@ -97,8 +95,14 @@ def partition_of(file: str) -> dict[str, str | None]:
 
 
 def with_partition(table: Any, file: str, columns: Sequence[str]) -> Any:
-    """Add the columns that the folders of a file name to its table, as texts. Columns of the table take
-    precedence.
+    """Add columns from the folder names of a path, such as `dt=2026-11-01`, to the file's table, as texts.
+
+    If the table has a column of the same name, that column is kept.
+
+    Args:
+        table: Content of the file, as a pyarrow.Table.
+        file: Path of the file.
+        columns: Requested columns. Only these are added.
     """
     for name, value in partition_of(file).items():
         if name in columns and name not in table.column_names:

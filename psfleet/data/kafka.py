@@ -297,7 +297,7 @@ class KafkaTopic:
     def _drain(
         self, number: int, samples_so_far: list[Sample], count: int, patience: float | None
     ) -> None:
-        """Read postponed offsets of a partition, until there are `count` samples.
+        """Read postponed offsets of a partition into `samples_so_far`, until this has `count` samples.
 
         Offsets that have no message after `patience` seconds stay postponed.
         """
@@ -313,7 +313,7 @@ class KafkaTopic:
             spans.popleft()
 
     def _others_have(self, offsets: Place, block: int) -> bool:
-        """Return True if another partition has a message that comes later in the order than these offsets."""
+        """Return True if another partition has a message at a later position than these offsets."""
         (number, _, high), numbers = offsets, self._numbers
         row = (high - 1 - self._first.get(number, 0)) // block
         turns = row * len(numbers) + (numbers.index(number) - self._turn) % len(numbers) + 1

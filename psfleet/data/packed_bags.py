@@ -32,10 +32,12 @@ Array = NDArray[Any]
 
 
 class PackedBags:
-    """Bags of one feature in one row group, stored in file order and read in another order.
+    """Bags (lists of ids, one for each row) of one feature, stored in file order and read in another order.
 
-    Call `clear`, then `append` for each part that is decoded, then set `order`. A slice returns a Jagged.
-    It is always a copy, because the next `clear` reuses the arrays.
+    All bags are from one row group: rows of a file that are decoded together.
+
+    Call `clear`, then `append` for each part that is decoded, then set `order`. A slice returns some bags
+    as a Jagged. It is always a copy, because the next `clear` reuses the arrays.
 
     Attributes:
         order: For each bag in the order of reading, its number in the file, int64 [n].
@@ -59,7 +61,7 @@ class PackedBags:
             self._offsets[0] = 0
 
     def append(self, part: Jagged) -> None:
-        """Append copies of the bags of a decoded part of the group.
+        """Append copies of the bags of the next decoded part of the row group.
 
         All parts of a group must have the same dtype, and weights either in all parts or in none.
         """

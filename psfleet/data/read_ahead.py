@@ -51,7 +51,10 @@ class Peekable(Generic[T]):
 
 
 class RepeatablePeekable(Peekable[T]):
-    """Peekable over a source that can be read several times. Each `for` loop starts from the beginning."""
+    """Iterator that can show its next item, over a source that can be read several times.
+
+    Each `for` loop starts from the beginning.
+    """
 
     def __init__(self, begin: Callable[[], Peekable[T]]) -> None:
         self._begin = begin
@@ -70,7 +73,10 @@ class RepeatablePeekable(Peekable[T]):
 
 
 class SizedPeekable(RepeatablePeekable[T]):
-    """Peekable over a source that can be read several times and knows its number of items."""
+    """Iterator that can show its next item, over a source that knows its number of items.
+
+    It can be read several times.
+    """
 
     def __init__(self, begin: Callable[[], Peekable[T]], count: Callable[[], int]) -> None:
         super().__init__(begin)
@@ -84,7 +90,10 @@ class SizedPeekable(RepeatablePeekable[T]):
 
 
 class BufferedPeekable(Generic[T]):
-    """Peekable over any iterator. `peek` reads the next item early, with all its side effects."""
+    """Iterator that can show its next item, over any iterator.
+
+    `peek` reads the next item early, with all side effects of reading.
+    """
 
     def __init__(self, items: Iterator[T]) -> None:
         self._items = items
@@ -120,9 +129,10 @@ def with_next(items: Iterable[T], looks_ahead: Callable[[], bool]) -> Iterator[t
 class ReadAhead:
     """Thread that reads the batches of a source before they are needed.
 
-    The coordinator assigns the positions, so the positions of the next batches must be guessed: their
-    distance is taken to be that of the last two batches. A wrong guess costs only the time of reading. Bad
-    rows are not reported until a batch is used, and then in the thread that takes it.
+    The fleet assigns positions to each batch, and those of the next batches are not known yet. So they are
+    guessed: the distance from batch to batch is taken to be that of the last two batches. A wrong guess costs
+    only the time of reading. Bad rows are not reported until a batch is used, and then in the thread that
+    takes it.
 
     Args:
         prepare: Function that reads the samples at given positions. It is called in the reading thread. It

@@ -71,8 +71,8 @@ class Records:
 
     Attributes:
         table: Columns of the rows, as a pyarrow.Table.
-        bad: Reason for each row that could not be parsed, such as a broken line, by the row's number in the
-            table. The table has such a row too, with null in each cell.
+        bad: Maps the number in the table of each row that could not be parsed, such as a broken line, to the
+            reason. The table has null in each cell of such a row.
         lines: Line in the file of each row, or None for a format without lines.
     """
 
@@ -154,7 +154,7 @@ class RowGroupSource(ABC):
         return self._groups
 
     def names(self, group: RowGroup) -> Sequence[str]:
-        """Return the columns of a group's file, and the columns that its folders name (such as `day=3/`)."""
+        """Return the columns of a group's file, and the columns in its folder names (such as `day=3/`)."""
         file_names = group.schema.names
         return [*file_names, *(name for name in partition_of(group.file) if name not in file_names)]
 

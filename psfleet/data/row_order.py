@@ -39,7 +39,7 @@ class RowSequence:
     In sync mode workers take blocks in turn too. So if `interleave` is a multiple of the number of workers,
     each worker always reads from the same groups of a window, and no two workers decode the same group. The
     rows left at the end of a group, fewer than a block, come at the end of the epoch. So all earlier blocks
-    are full, each from a single group, and stay aligned with the rounds.
+    are full, each from a single group, and each worker takes exactly one block in each round of sync mode.
 
     Args:
         sizes: Number of rows of each row group.
@@ -94,8 +94,9 @@ class RowSequence:
             low += count
 
     def _at(self, position: int) -> tuple[RowRange, int]:
-        """Return the rows from this position to the end of its block or remainder, and the number of these
-        rows.
+        """Return the rows from this position to the end of its block, and the number of these rows.
+
+        The rows left at the end of a group, fewer than a block, count as a block too.
         """
         if position < self._full:
             block, skip = divmod(position, self._block)

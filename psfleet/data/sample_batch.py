@@ -24,8 +24,9 @@ class SampleBatch:
         loss = loss_fn(embed(batch.features), batch.labels["click"])
 
     Attributes:
-        features: Values of each feature, by its name: a Jagged, or float32 [n, dim] for a Number.
-            `FeatureLookup`, `psfleet.features.feed` and `FeatureEmbedding` take them in this form.
+        features: Values of each feature, by its name: a Jagged (any number of values for each sample), or
+            float32 [n, dim] for a Number. `FeatureLookup`, `psfleet.features.feed` and `FeatureEmbedding`
+            take them in this form.
         labels: Values of each label column, by its name, float32 [n].
     """
 

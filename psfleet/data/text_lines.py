@@ -114,8 +114,8 @@ def csv_cells(
         nulls: Texts that mean a missing value.
 
     Returns:
-        An Arrow table with a row for each good line, and the reason for each bad line, by its index in
-        `lines`.
+        A pair: an Arrow table with a row for each good line, and a mapping from the index in `lines` of each
+        bad line to the reason.
     """
     data, bad, table = _usual_form(b"".join(lines), dialect), dict[int, str](), None
     if data is not None:
@@ -195,8 +195,9 @@ def libsvm_cells(
         dialect: Format of the lines.
 
     Returns:
-        An Arrow table with a row for each good line, and the reason for each bad line, by its index in
-        `lines`. The table's columns are "label", "index" and "value". The last two have lists of texts.
+        A pair: an Arrow table with a row for each good line, and a mapping from the index in `lines` of
+        each bad line to the reason. The table's columns are "label", "index" and "value". The last two have
+        lists of texts.
     """
     bad: dict[int, str] = {}
     data = _usual_form(b"".join(lines), dialect)
@@ -212,7 +213,10 @@ def libsvm_cells(
 
 
 def _usual_line(text: bytes, row: int, names: Sequence[str], bad: dict[int, str]) -> bytes:
-    """Return a line with a single blank between its words. If the line is bad, add the reason to `bad`."""
+    """Return a line of libsvm with a single blank between its words.
+
+    If the line is bad, adds the reason to `bad`, under the number `row`.
+    """
     if text.decode(errors="replace").encode() != text:
         bad[row] = f"{text!r:.80} is not UTF-8; pass its encoding"
         return text

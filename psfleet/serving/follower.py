@@ -185,13 +185,16 @@ class Follower:
 
     @property
     def position(self) -> FollowedCut:
-        """Cut of the present values."""
+        """Cut (point of the training) that the present values are from."""
         assert self._following.cut is not None
         return self._following.cut
 
     @property
     def cut(self) -> int:
-        """Number of the present cut: the round in sync mode, and a count of pushes in the other modes."""
+        """Number of the cut (point of the training) that the present values are from.
+
+        It is the number of the round in sync mode, and a count of pushes in the other modes.
+        """
         return self.position.number
 
     @property
@@ -228,7 +231,7 @@ class Follower:
         ]
 
     def await_cut(self, number: int, timeout: float = 60.0) -> FollowedCut:
-        """Wait until the number of the present cut is at least `number`, and return the cut.
+        """Wait until the values are from cut `number` of the training or a later one, and return the cut.
 
         Args:
             number: Number of the cut: the round in sync mode, and a count of pushes in the other modes.

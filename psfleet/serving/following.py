@@ -205,8 +205,9 @@ class WeightCopy:
 
 @dataclass(frozen=True)
 class TakeCut:
-    """Action: apply replies with `Following.take`, under the lock of lookups, so that each lookup sees a
-    single cut.
+    """Action: apply replies with `Following.take`, under the lock of lookups.
+
+    Each lookup then sees the weights of a single cut (point of the training).
 
     Attributes:
         replies: The changes of all servers.
@@ -244,7 +245,7 @@ Step = Generator[AskChanges | AskRows | TakeCut | Rest, Any, None]
 
 
 class Following:
-    """State machine that brings a copy of a job's weights from one cut to the next.
+    """State machine that brings a copy of a job's weights from one cut (point of the training) to the next.
 
     Args:
         servers: Number of servers.
@@ -333,8 +334,9 @@ class Following:
         return min(reply_cpu, cost) * 1e-6 / max(_SHARE * busy, _LEAST)
 
     def take(self, replies: Sequence[ChangesReply], at: float) -> int:
-        """Apply the changes of all servers, record their cut as the present one, and return the number of
-        changed rows.
+        """Apply the changes of all servers, and return the number of changed rows.
+
+        The point of the training that these changes lead to becomes the present cut.
         """
         rows = self.copy.apply(replies)
         closed = replies[0].round if replies[0].has_rounds else None
@@ -367,10 +369,12 @@ class Following:
         return self._ended + _total(pushes)
 
     def _aim(self, closed: int, pause: float) -> None:
-        """Choose a round for the next request that no server will have closed when the request arrives.
+        """Choose the round to name in the next request.
+
+        When the request arrives, no server may have closed that round yet.
 
         Args:
-            closed: Round of this cut.
+            closed: Round after which the servers took the present cut.
             pause: Seconds until the next request.
         """
         now = self._clock()

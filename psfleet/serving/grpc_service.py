@@ -151,8 +151,9 @@ class GrpcPrediction:
         call.end(content)
 
     def _route_apart(self, content: bytes, call: IncomingCall) -> None:
-        """Handle Route in another thread, because loading a version would delay other calls of the
-        connection.
+        """Handle Route, the call that sends a share of the requests to a version, in another thread.
+
+        The call may load the version, which would delay other calls of the connection.
         """
         self._waiting.submit(
             self._replying("route", messages.RouteRequest, self._route), content, call
@@ -264,7 +265,8 @@ def refusal(credentials: Credentials) -> Callable[[str, str], str]:
     """Return a function that checks a call's path and authorization, and returns "" or the reason for a
     refusal.
 
-    The token of the credentials permits every call. The token for readers permits every call except Route.
+    The token of the credentials permits every call. The token for readers permits every call except Route,
+    which changes the shares of the versions.
 
     Args:
         credentials: Credentials whose tokens are accepted.

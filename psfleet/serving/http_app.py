@@ -204,7 +204,10 @@ class HttpConnection:
         return 0
 
     def say_goodbye(self, newest: int, code: ErrorCode, details: str) -> None:
-        """Close the connection after the next reply. Other connections may stay open."""
+        """Close the connection after the next reply. Other connections may stay open.
+
+        The arguments are for HTTP/2, and have no effect here.
+        """
         self._is_ending = True
 
 

@@ -373,7 +373,7 @@ class ServedModel:
         """Choose the version that predicts a request.
 
         Args:
-            number: Version that the client requests, or 0 to choose by the shares.
+            number: Version that the client requests, or 0 to choose by the versions' shares of the requests.
 
         Raises:
             UsageError: The version is not loaded.

@@ -120,8 +120,10 @@ class OnnxGraph:
         return output
 
     def _leaf(self, variable: Variable) -> str:
-        """Return a variable's name in the graph, after adding a leaf as an input or as a constant with its
-        value.
+        """Return a variable's name in the graph.
+
+        A leaf (a variable that no operation computes) is first added to the graph, if it is not there yet: a
+        feed as an input, a parameter or constant as a constant.
         """
         is_constant = any(constant.name == variable.name for constant in self._constants)
         if variable.record is not None or variable.name in self._inputs or is_constant:

@@ -184,8 +184,9 @@ def _building(tables: ScriptRuntime) -> Iterator[None]:
 
 
 def _made(model: str) -> Any:
-    """Call the function, and return its torch module or its mapping of variables. A single variable gets
-    the name "".
+    """Call the function with this name (MODULE:NAME), and return its torch module or mapping of variables.
+
+    A single variable becomes a mapping with the name "".
     """
     graph = find_object(model, "model", "name a folder, or MODULE:NAME of a function")()
     return {"": graph} if isinstance(graph, Variable) else graph

@@ -60,7 +60,7 @@ class RowCodec:
         return self.dtype in (np.int8, np.uint8)
 
     def width(self, dim: int) -> int:
-        """Return the number of codes that a row of `dim` values takes."""
+        """Return the number of codes (units of an encoded row) that a row of `dim` values takes."""
         return -(-dim // self.per_code)
 
 
@@ -238,7 +238,7 @@ class ServedTable:
             self._index_anew(_grown(slots, len(self._slots)))
 
     def _index_anew(self, slots: int) -> None:
-        """Build the index again, with this number of slots."""
+        """Build the hash index from ids to positions again, with this number of slots (entries)."""
         self._slots, self._direct = np.zeros(slots, np.uint32), self._largest < slots
         self._index.index(self._keys, self._slots, self._direct, self._count)
 

@@ -127,8 +127,9 @@ def with_tables(model: nn.Module, tables: Collection[str]) -> nn.Module:
 
 
 class _ModuleExchange:
-    """Exchange of torch's embeddings for psfleet's, in the model and in the optimizers' groups. Can be
-    undone.
+    """Replacement of torch's embeddings by psfleet's, in the model and in the optimizers' parameter groups.
+
+    It can be undone.
     """
 
     def __init__(
@@ -203,7 +204,7 @@ def _counterparts(
 
 
 def _check_named(servers: Mapping[str, int], modules: Mapping[str, nn.Module]) -> None:
-    """Refuse `servers` for a name in the model that becomes no table."""
+    """Raise an error if `servers` has a name that is not the name of an embedding that becomes a table."""
     for path in servers:
         if path not in modules:
             raise ConfigError(

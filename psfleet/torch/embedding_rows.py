@@ -166,7 +166,13 @@ class EmbeddingRows:
         return self.spec.key
 
     def bind(self, client: ParameterClient, name: str, formula: RuleMapping) -> None:
-        """Create the table on the servers. All workers must then call `fill`."""
+        """Create the table on the servers. All workers must then call `fill`.
+
+        Args:
+            client: Client for pulls and pushes of the table.
+            name: Name of the table.
+            formula: Update rule of the table, with its weight decay.
+        """
         if self._client is not None:
             raise UsageError(
                 f"the embedding {self.name!r} has an optimizer already; give each model one"
@@ -274,8 +280,9 @@ class EmbeddingRows:
 
         Args:
             step: Step count of the table, or None to keep the present one.
-            slots: One array for each slot of the rule, float32 [count, dim], or [n, dim] with ids. A row on
-                the servers whose id is not in `ids` gets the slots' initial values.
+            slots: One array for each slot of the rule (a state value of each weight), float32 [count, dim],
+                or [n, dim] with ids. A row on the servers whose id is not in `ids` gets the slots' initial
+                values.
             ids: int64 [n], for a table whose ids are any int64.
         """
         state = self.runtime.read_table(self.key)

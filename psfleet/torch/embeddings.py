@@ -34,7 +34,7 @@ Mode = Literal["sum", "mean", "max"]
 def scores_of(
     ids: Tensor, shows: Tensor | None, clicks: Tensor | None, ends: Tensor | None = None
 ) -> Floats:
-    """Return the number of shows and clicks of each id, float32 [n, 2], for a table with a ShowClickEntry.
+    """Return the number of shows and clicks of each id, float32 [n, 2], for a table that counts them.
 
     Args:
         ids: Ids of a lookup, in any shape.
@@ -399,8 +399,14 @@ class EmbeddingBag(TableModule):
         return offsets if self.include_last_offset else F.pad(offsets, (0, 1), value=count)
 
     def _without_padding(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, int | None]:
-        """Return the positions, where all padding ids have the position of the first of them, and this
-        position.
+        """Give all padding ids the position of the first padding id, so that torch can leave them out.
+
+        Args:
+            ids: Ids of a lookup.
+            positions: Position of each id's row among the pulled rows.
+
+        Returns:
+            A pair: the changed positions, and the position of the padding ids or None if there are none.
         """
         if self.padding_idx is None:
             return positions, None

@@ -128,7 +128,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model.__prepare_scriptable__ = refuse_graph  # type: ignore[assignment]
 
     def _prepare(self, model: nn.Module, settings: Settings) -> None:
-        """Change the model for the strategy. Here this is only recomputation of activations."""
+        """Change the model as the strategy requires: with recompute, its blocks compute activations again."""
         if settings.recompute is not None:
             recompute(model, settings.recompute)
 
@@ -460,7 +460,10 @@ def _begun(states: Mapping[Tensor, Any]) -> Iterator[tuple[Tensor, Any]]:
 
 
 def _shared_defaults(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
-    """Return the options that all the optimizers have. Torch's schedulers read there which options exist."""
+    """Return the options that all the optimizers have, with the defaults of the first optimizer.
+
+    Torch's schedulers read them to find out which options exist.
+    """
     if not optimizers:
         return {}
     first, *other_defaults = (optimizer.defaults for optimizer in optimizers)

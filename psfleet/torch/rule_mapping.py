@@ -138,7 +138,7 @@ def entry_of(rule: Rule, step: int, values: list[Floats]) -> dict[str, Any]:
     Args:
         rule: Rule of the parameter's table.
         step: Number of updates that the table has had.
-        values: One array for each slot of the rule.
+        values: One array for each slot (state value of each weight) of the rule.
     """
     entry: dict[str, Any] = {}
     if rule.slots and not isinstance(rule, Momentum):
@@ -198,7 +198,10 @@ def _names(rule: Rule) -> list[str]:
 
 
 def _needless(rule: Rule) -> set[str]:
-    """Return the slots that torch leaves out because this rule's result does not depend on them."""
+    """Return the slots (state values of each weight) that torch leaves out.
+
+    This rule's result does not depend on them.
+    """
     return {"momentum_buffer"} if isinstance(rule, TorchRMSprop) and not rule.momentum else set()
 
 

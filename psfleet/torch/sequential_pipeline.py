@@ -67,11 +67,12 @@ def check_cuts(model: nn.Module, cuts: Sequence[int] | None) -> nn.Sequential:
 def chunks_of(
     model: nn.Sequential, cuts: Sequence[int] | None, count: int, batch: Any
 ) -> list[range]:
-    """Split the model into chunks, and return the modules of each chunk as a range of indices in the model.
+    """Split the model into chunks (consecutive modules that run in one process).
 
-    Without `cuts`, the chunks have about equal work. Among equally good splits, the one that sends the
-    least data between chunks is taken. The work of a module is the number of its multiplications and
-    results for one sample. It is counted and not timed, so that all stages find the same split.
+    Returns the modules of each chunk as a range of indices in the model. Without `cuts`, the chunks have
+    about equal work. Among equally good splits, the one that sends the least data between chunks is taken.
+    The work of a module is the number of its multiplications and results for one sample. It is counted and
+    not timed, so that all stages find the same split.
 
     Args:
         model: The model to split.

@@ -152,7 +152,10 @@ def begun(
     sparse: Sequence[SparseBinding],
     states: Mapping[Tensor, Entry],
 ) -> list[Write]:
-    """Return the functions that write the state from before the conversion into the new tables."""
+    """Return the functions that write the torch optimizers' state into the new tables after a conversion.
+
+    `states`: State of each parameter that a torch optimizer has trained before the conversion.
+    """
     writes = []
     for binding in dense:
         if binding.parameter in states:

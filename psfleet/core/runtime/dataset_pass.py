@@ -68,7 +68,7 @@ class _DatasetPass:
         self._seen: tuple[tuple[Range, ...], Any] = ((), None)
 
     def run(self, merged: int) -> Iterator[Any]:
-        """Yield the batches."""
+        """Yield the batches. The gradients of `merged` of them are pushed together."""
         if self._size * self._epochs > MOST:
             raise UsageError(
                 f"dataset epochs is {self._epochs}, which is too many for {self._size} samples; use "
@@ -123,7 +123,7 @@ class _DatasetPass:
     def _reading_ahead(self) -> Iterator[None]:
         """Start a thread that reads ahead, if `prefetch` is set and the source allows it.
 
-        Ends it after the block.
+        The thread ends with the block.
         """
         source = self._source
         if self._prefetch and isinstance(source, OrderedSource) and not self._waits:

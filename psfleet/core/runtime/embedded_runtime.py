@@ -96,7 +96,7 @@ class EmbeddedRuntime(ScriptRuntime):
 
     Attributes:
         wire: The argument `wire`, or settings without compression.
-        counters: Counters whose counts are sent with each push.
+        counters: Counters, such as those of metrics. Each push adds their new counts to their tables.
     """
 
     worker_index = 0
@@ -339,7 +339,10 @@ class EmbeddedRuntime(ScriptRuntime):
 
     @staticmethod
     def _expect(instructions: Sequence[Any]) -> int:
-        """Return the number in the last of a shard's instructions, or raise the first error among them."""
+        """Return the number of the last outcome that a shard reports, or raise the first error among them.
+
+        `instructions`: Outcomes and errors that the shard has returned for an event.
+        """
         number = 0
         for instruction in instructions:
             if isinstance(instruction, SendError):
@@ -371,7 +374,11 @@ class FrozenRuntime(ReadOnlyRuntime, EmbeddedRuntime):
 
 
 def _weights(snapshot: Snapshot) -> Events:
-    """Yield events that load the weights into a shard, without optimizer state, scores and candidate ids."""
+    """Yield events that load only the weights of a snapshot into a shard.
+
+    They leave out optimizer state, scores (counts of shows and clicks) and candidates (ids seen too rarely
+    for a row).
+    """
     specs = {spec.key: spec for spec in snapshot.specs()}
     for event in snapshot.events(0, 1):
         if isinstance(event, CreateTable):

@@ -27,7 +27,7 @@ Parts = Mapping[str, Mapping[str, Any]]
 
 
 class ProcessRuntime:
-    """Active runtime of a process. Counts its users, so that the process leaves the fleet only once.
+    """Active runtime of a process. Counts the clients that use it, so that the process leaves the fleet once.
 
     A process has one ProcessRuntime; a thread inside `using` has a separate one.
 
@@ -67,7 +67,7 @@ class ProcessRuntime:
 
     @property
     def is_held(self) -> bool:
-        """True if a client is open."""
+        """True if a client, an object through which the script uses the runtime, is open."""
         return self._runtime is not None and self._clients > 0
 
     @property

@@ -46,10 +46,13 @@ class Cluster(Protocol):
 
     @property
     def collectives(self) -> tuple[int, int]:
-        """Number of collectives of this process so far, and of mode switches among them."""
+        """Number of collectives (such as barriers) of this process, and of mode switches among them."""
 
     def pass_collectives(self, collectives: int, changes: int) -> None:
-        """Count collectives and mode switches in a part of the script that a restarted worker skips."""
+        """Count the collectives of a part of the script that a restarted worker skips.
+
+        `changes`: Number of mode switches among the `collectives`.
+        """
 
     def keep(self, state_at: Callable[[int, Callable[[], bool]], bytes]) -> bytes:
         """Add the script's state to snapshots, and return the state that the script must restore now.
@@ -99,9 +102,9 @@ class ScriptRuntime(Runtime, Protocol):
 
     @property
     def version(self) -> ReadVersion | None:
-        """Version of the last pulled values.
+        """Version of the last pulled values: the rounds and updates that they include.
 
-        Only a reader of a running job has one; None for other runtimes.
+        Only a reader (a process that reads the tables of a running job) has one; None for other runtimes.
         """
         return None
 
@@ -109,7 +112,8 @@ class ScriptRuntime(Runtime, Protocol):
     def cut(self) -> FollowedCut | None:
         """State of the training that the values belong to.
 
-        Only a follower has one; None for other runtimes.
+        Only a follower (a process with an up-to-date copy of a running job's weights) has one. None for
+        other runtimes.
         """
         return None
 
@@ -156,7 +160,8 @@ class ScriptRuntime(Runtime, Protocol):
             epochs: Number of epochs.
             seed: Seed of the order of samples. It is only compared between workers.
             merged: Number of steps of one push.
-            parts: Parts of a source that grows, the same for all workers, or None for any other source.
+            parts: Parts of a source that can grow while it is read, such as the partitions of a topic. They
+                must be the same in all workers. None for any other source.
         """
         for start in range(0, epochs * size, size):
             for low in range(start, start + size, batch):

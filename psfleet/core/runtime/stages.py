@@ -278,7 +278,10 @@ class PipelineEngine(ABC, Generic[Value]):
         self._number = number
 
     def _take_actions(self) -> None:
-        """Run the actions of this process. Copies of a stage take micro-batches in turn."""
+        """Run this process's actions (a micro-batch forward or backward) in the order of the schedule.
+
+        If several processes are copies of one stage, they take micro-batches in turn.
+        """
         position = self._place
         copies = position.copies[position.stage]
         for action in make_schedule(self._kind, position.stage, position.stages, len(self._sizes)):

@@ -172,7 +172,7 @@ def read_statistics(features: "FeatureSet", where: Path) -> None:
 
 
 def _take(owner: str, target: FittedTransform, source: Transform) -> None:
-    """Copy the fields that a transform lacks from another transform. Fields that both have must be equal."""
+    """Copy from `source` the fields that `target` lacks. Fields that both have must be equal."""
     if type(source) is not type(target):
         raise ConfigError(
             f"{owner} has {source!r:.80}, and the set has {target!r:.80}; fit it again"

@@ -46,8 +46,12 @@ class Bags:
 
 
 def bags_of(feature: Feature, bags: Jagged | None, samples: int) -> Bags:
-    """Return the ids of a feature, divided into bags. `bags` has its values, or is None if the batch lacks
-    the feature.
+    """Return the ids of a feature, divided into bags: the ids of one row of the feature's output.
+
+    Args:
+        feature: Feature to look up.
+        bags: Values of the feature in each sample, or None if the batch lacks the feature.
+        samples: Number of samples.
 
     Raises:
         IdError: A value is not an id.
@@ -263,7 +267,7 @@ class FeatureLookup(Generic[K]):
         return ids, rows
 
     def _flat(self, name: str, value: Any) -> Floats:
-        """Return the gradient of each bag of a feature, float32 [bags, dim]."""
+        """Check the gradient of a feature's value, and return it with a row for each bag, [bags, dim]."""
         bags, gradient = self._bags[name], np.asarray(value, np.float32)
         shape = (*bags.shape, self._dims[name])
         if gradient.shape != shape:
@@ -307,10 +311,10 @@ def feed(features: FeatureSet, batch: Any) -> dict[str, NDArray[Any]]:
 
 
 def refused_samples(features: FeatureSet, batch: Mapping[str, Any], samples: int) -> dict[int, str]:
-    """Return the samples that would make a lookup fail after the transforms, such as -3 for `Log1p`, with
-    the reasons.
+    """Find the samples that a transform or the lookup after it would refuse, such as -3 for `Log1p`.
 
-    Transforms take whole batches. So a batch that fails is halved until the bad samples are alone.
+    Transforms take whole batches. So a batch that fails is halved until the bad samples are alone. Returns a
+    mapping from the index of each bad sample to the reason.
 
     Args:
         features: Features of the model. Transforms need not be fitted yet.

@@ -53,8 +53,8 @@ class Table:
             means the optimizer that trains the program or, in torch, the one that gets the table's
             `weight`. A client without an optimizer can only read the table, which must exist.
         initializer: Initial values of the rows, of psfleet.initializer. None means uniform in [-0.01, 0.01).
-        entry: Rules for admission, expiry and capacity, of psfleet.core.engine.schema.entry. None means
-            that every updated id gets a row, which is kept.
+        entry: Rules by which ids get rows and lose them (admission, expiry and capacity), of
+            psfleet.core.engine.schema.entry. None means that every updated id gets a row, which is kept.
         precision: Number format in which the servers store rows: "float32", "bfloat16" for the weights, or
             "bfloat16/bfloat16" or "bfloat16/int8" for weights and optimizer state. docs/tables.md compares
             them.
@@ -235,9 +235,10 @@ class Number:
         return [self.column or self.name]
 
     def of(self, values: Any, samples: int) -> Any:
-        """Convert the values of a batch, an array of numbers or a Jagged, to float32 [samples, dim].
+        """Convert the values of a batch to float32 [samples, dim].
 
-        NaN is a missing value. None means that the batch lacks the feature.
+        `values` is an array of numbers, or a Jagged (any number of values for each sample). NaN is a missing
+        value. None means that the batch lacks the feature.
 
         Raises:
             ShapeError: The values have another shape.
@@ -297,7 +298,7 @@ def _take_transforms(feature: Any) -> None:
 
 
 def _check_inputs(feature: Any) -> None:
-    """Refuse a number of inputs that the transforms of a feature do not take."""
+    """Raise an error if a feature has another number of inputs than its transforms take."""
     owner = f"feature {feature.name!r}"
     object.__setattr__(feature, "inputs", tuple(feature.inputs))
     if feature.inputs and (feature.dtype or feature.column):
@@ -390,9 +391,9 @@ class FeatureSet:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the set as JSON, including what its transforms have computed, for prediction.
 
-        `psfleet.features.load_features` reads the file. The file lacks the optimizers, initializers and
-        entries of tables, which only training needs. So a training script declares its set as before and
-        calls `load_statistics` instead.
+        `psfleet.features.load_features` reads the file. The file lacks each table's `optimizer`,
+        `initializer` and `entry`, which only training needs. So a training script declares its set as before
+        and calls `load_statistics` instead.
 
         Raises:
             UsageError: A transform is not fitted, or the file cannot be written.

@@ -82,8 +82,9 @@ def columns_of(batch: Any) -> Mapping[str, Any]:
 
 
 def _sources(features: FeatureSet, columns: Mapping[str, Any]) -> dict[str, tuple[str, str | None]]:
-    """Return, for each feature in a batch, the batch's name for its values and, if it has any, for its
-    weights.
+    """Map each feature that a batch has to a pair: the names of the columns with its values and its weights.
+
+    The second is None if the batch has no weights for the feature.
     """
     sources: dict[str, tuple[str, str | None]] = {}
     used: set[str | None] = set()

@@ -358,7 +358,11 @@ def _written(value: str | bytes) -> str:
 
 
 def _int(value: Any) -> int:
-    """Return a number as int if it has an integer type."""
+    """Return a number of an integer type as int.
+
+    Raises:
+        ValueError: The value has another type.
+    """
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ValueError(value)
     return int(value)

@@ -118,7 +118,10 @@ class CPUPlace:
 
 @checked
 class CUDAPlace:
-    """Device that scripts of the reference framework name. Programs run on the CPU; only servers use CUDA."""
+    """CUDA device, accepted so that scripts of the reference framework run. It has no effect.
+
+    Programs run on the CPU. Only servers use CUDA.
+    """
 
     def __init__(self, id: int = 0) -> None:
         self.id = id
@@ -168,9 +171,9 @@ class Executor:
             feed: Arrays by the names of the program's data variables.
             fetch_list: Variables to return, or their names: results, parameters or gradients. May also
                 contain learning rate schedules that count updates, for the rate of this step.
-            return_numpy: False to return variables with values instead of arrays. feed_var_name,
-            fetch_var_name, scope, use_program_cache, use_prune: Accepted for scripts of the reference
-            framework, without effect.
+            return_numpy: False to return variables with values instead of arrays.
+            feed_var_name, fetch_var_name, scope, use_program_cache, use_prune: Accepted for scripts of the
+                reference framework, without effect.
 
         Returns:
             One array per entry of the fetch list, or a SparseGrad for a sparse parameter's gradient.
@@ -187,9 +190,10 @@ class Executor:
     def _following(
         self, program: Program | None, feed: Mapping[str, Any] | None
     ) -> Mapping[str, Any] | None:
-        """Return the feed after this one, if this call trains with the last feed of `read_ahead`.
+        """Return the feed after this one, if this call trains with the feed that `read_ahead` yielded last.
 
-        In between, a loop may run other programs or feeds, such as an evaluation. These read nothing ahead.
+        Between two training steps a loop may run other programs or feeds, such as an evaluation. For these
+        the method returns None, so that they read nothing ahead.
         """
         program = program or default_main_program()
         present, following = self._pair
@@ -384,7 +388,7 @@ class Executor:
     ) -> int:
         """Run a test clone of the program for each batch, so that nothing is updated.
 
-        Otherwise as train_from_dataset.
+        Everything else is as in train_from_dataset.
         """
         test = (program or default_main_program()).clone(for_test=True)
         return self.train_from_dataset(test, dataset, **options)
@@ -444,9 +448,10 @@ def _counted(plan: ExecutionPlan, samples: int) -> int:
 
 
 def _shows_averages(program: Program) -> bool:
-    """Return whether parameters show their averages. A run then updates nothing.
+    """Return whether the program's parameters show averages of their weights in place of the weights.
 
-    In the reference framework, such a run updates the averages, and `restore` drops the update.
+    A run then updates nothing. In the reference framework such a run would update the averages, and
+    `restore`, which brings the weights back, would drop the update.
     """
     return any(
         getattr(parameter.binding, "read_only", False)

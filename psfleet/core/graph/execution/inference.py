@@ -174,7 +174,10 @@ def save_inference(
 
 
 def _described(targets: Sequence[Variable]) -> tuple[list[Variable], dict[str, Any]]:
-    """Return the leaves that targets are computed from, and the fields of program.json that say how."""
+    """Return the leaves (data, constants, parameters) of the targets, and the fields of program.json.
+
+    The fields describe how the targets are computed from the leaves.
+    """
     records = ancestors(targets)
     variables = [v for record in records for v in record.needed(training=False)]
     leaves = {v.name: v for v in variables if v.record is None}
@@ -252,7 +255,9 @@ def load_inference(path: FilePath, tables: Runtime | None = None) -> Loaded:
 
 
 def saved_tables(path: str) -> Iterator[tuple[TableSpec, Ids | None, NDArray[Any]]]:
-    """Yield the parameters of an inference model as tables: definition, ids (None for a dense table), values.
+    """Yield each parameter of an inference model as a table.
+
+    Each is a triple: the definition of the table, its ids (None for a dense table), and its values.
 
     Raises:
         CheckpointError: The folder is not an inference model, or is damaged.
@@ -275,7 +280,9 @@ def saved_tables(path: str) -> Iterator[tuple[TableSpec, Ids | None, NDArray[Any
 
 
 def copy_operations(path: str, target: Path) -> None:
-    """Copy an inference model without its parameters' values, into a folder that has the values in tables.
+    """Copy the program and the constants of an inference model, without the values of its parameters.
+
+    The target is the folder of an export, which stores these values as tables.
 
     Raises:
         CheckpointError: The folder is not an inference model, or is damaged.
@@ -355,7 +362,10 @@ def _variable(program: Program, variable: Variable | str) -> Variable:
 
 
 def _arrays(leaf: Variable) -> dict[str, NDArray[Any]]:
-    """Return a leaf's value as arrays, by their names in the file of weights. Returns none for data."""
+    """Return the value of a leaf (data, constant or parameter) as arrays, by name in the file of weights.
+
+    Returns no array for data, which has its value from the feed.
+    """
     parameter = leaf.parameter
     if parameter is None:
         return (

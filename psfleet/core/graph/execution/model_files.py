@@ -1,8 +1,8 @@
 """Saves a fleet's tables as a checkpoint and loads them, for `psfleet.fleet` and `psfleet.connect()`.
 
 The Runtime writes and reads the files. This module checks beforehand for likely mistakes of users: an empty
-fleet, gradients that are still being merged, a folder of another model. After a load it drops all cached
-values.
+fleet, gradients that `gradient_merge` has not pushed yet, a folder of another model. After a load it drops
+all cached values.
 """
 
 import os
@@ -41,7 +41,8 @@ def save(
     Args:
         runtime: Runtime that has the tables.
         path: Folder to write.
-        delta, base: Arguments of Runtime.save.
+        delta: True to write only the changes since the last base or delta.
+        base: True to let later deltas refer to this snapshot.
         resumes: True if training may continue from the folder. Gradients that wait for a merge are then an
             error, because the folder would lack them.
 
@@ -73,8 +74,8 @@ def load(runtime: Runtime, path: str, tables: TableNames | None = None) -> None:
             checkpoint. None sets every table of the checkpoint, with its definition.
 
     Raises:
-        CheckpointError: The folder is missing or damaged, no table or parameter of the script has a value in
-            it, or a table of `tables` has none. Nothing was changed.
+        CheckpointError: The folder is missing or damaged, it has values for none of the script's tables and
+            parameters, or it lacks a table that `tables` names. Nothing was changed.
     """
     global _loads
     runtime.barrier()

@@ -146,7 +146,7 @@ class BoundTables(ParameterClient):
         return source, values
 
     def _looked_up(self, bound: BoundTable, lookup: Asked) -> tuple[Asked, Floats]:
-        """Return a look-up of a sparse table and its rows. They come from this step's cache, if possible."""
+        """Return a look-up of a sparse table and its rows, from this step's cache if possible."""
         for pair in bound.rows:
             if are_equal(pair[0], lookup):
                 return pair
@@ -161,7 +161,7 @@ class BoundTables(ParameterClient):
         """Pull all values that a step needs, in one call.
 
         With several workers, all values are pulled again, because other workers may have changed them. A
-        single worker pulls only those dense values that it has pushed to.
+        single worker pulls all rows again, but only those dense values that its own pushes have changed.
         """
         whole = {id(p): self._bound_by_parameter[id(p)] for p in dense}
         rows: list[tuple[BoundTable, Asked]] = []
@@ -184,7 +184,7 @@ class BoundTables(ParameterClient):
     ) -> None:
         """Start to pull the values that the next step needs. They will lack the push of the running step.
 
-        Does nothing in modes in which a step must see the previous step's push.
+        Has an effect in async mode only. In all other modes a step must see the previous step's push.
         """
         if not self.runtime.reads_ahead:
             return
@@ -234,13 +234,19 @@ class BoundTables(ParameterClient):
             bound.drop_pulled()
 
     def send_along(self, bound: BoundTable, gradient: Floats, rate: float) -> None:
-        """Add a gradient of a dense table to the next push. Several gradients for one table are averaged."""
+        """Add a gradient of a dense table to the next push, to be applied with the learning rate `rate`.
+
+        If several gradients of one table are added before a push, their mean is pushed.
+        """
         before = self._along.get(bound.key)
         total, count = (gradient, 1) if before is None else (before[1] + gradient, before[2] + 1)
         self._along[bound.key] = bound, total, count, rate
 
     def bind(self, owner: TableOwner, parameter: Parameter, by_rows: bool = False) -> BoundTable:
-        """Return the parameter's table under this optimizer. Makes the table if there is none."""
+        """Return the parameter's table under this optimizer. Makes the table if there is none.
+
+        `by_rows`: True if gradients of the parameter come by rows, so that its new table may be sparse.
+        """
         if isinstance(parameter.binding, AveragedBinding):
             raise UsageError(
                 f"parameter {parameter.name!r} shows its average; restore() before training on"
@@ -389,7 +395,10 @@ def has_pushed() -> bool:
 
 
 def watch(watcher: ValueCache) -> None:
-    """Register a cache, whose `drop_values` every `invalidate` calls. Holds only a weak reference to it."""
+    """Register a cache. Every call of `invalidate` then calls the cache's `drop_values`.
+
+    Only a weak reference to the cache is kept.
+    """
     current().caches.add(watcher)
 
 
@@ -454,14 +463,23 @@ def _average(momentum: float) -> _Average:
 
 
 def promise(parameter: Parameter, momentum: float) -> None:
-    """Bind a parameter to a table for its moving average. The table is made at its first use."""
+    """Make a parameter a moving average of the values that `note` gets, by binding it to a suitable table.
+
+    The table is made when the parameter's value is first needed.
+    """
     owner = _average(momentum)
     binding = LazyBinding(lambda target: tables().bind(owner, target), early=True)
     parameter.binding = parameter.binding or binding
 
 
 def note(parameter: Parameter, momentum: float, value: NDArray[Any]) -> None:
-    """Add a value to the moving average of a parameter. It is sent with this worker's next push."""
+    """Add a value to a moving average. The value is sent with this worker's next push.
+
+    Args:
+        parameter: Parameter whose value is the average. `promise` was called for it.
+        momentum: Factor of the old average. The factor of the value is 1 - momentum.
+        value: Value to add.
+    """
     bound_tables = tables()
     bound = bound_tables.bind(_average(momentum), parameter)
     bound_tables.send_along(bound, -np.asarray(value, np.float32), 1.0 - momentum)

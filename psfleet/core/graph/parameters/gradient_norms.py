@@ -17,7 +17,7 @@ _gather: Gather | None = None
 
 @contextlib.contextmanager
 def gathering(gather: Gather) -> Iterator[None]:
-    """Compute global norms over the parameters of all stages within the block.
+    """Compute global norms over the parameters of all pipeline stages (processes) within the block.
 
     Args:
         gather: Called with the names and squared norms of this stage's gradients. Returns the squared norms

@@ -155,8 +155,8 @@ class Parameter:
         """Pool rows of a distributed parameter: float32 [bags, dim].
 
         Returns:
-            The look-up to name in the gradient, which is `lookup` or an equal one that was pooled before;
-            then the pooled rows.
+            A pair. The first is the look-up to name in the gradient: `lookup`, or an equal look-up that was
+            pooled before in this step. The second is the pooled rows.
         """
         if isinstance(self.binding, PoolingBinding):
             return self.binding.pooled(self, lookup)

@@ -84,9 +84,10 @@ def placement_of(
 def reach(rule: Rule) -> Reach:
     """Return the rows that an update under this rule must visit, found by applying a zero gradient.
 
-    If a zero gradient changes a fresh row, an update must visit all rows. If it changes a row that has had
-    gradients (whose slots no longer have their initial values), an update must visit all such rows. The
-    result is "all" too if the rule raises an error.
+    - "all" if a zero gradient changes a row that has had no gradient yet, or if the rule raises an error.
+    - "stored" if it changes only rows that have had gradients, whose slots (optimizer state) therefore no
+      longer have their initial values.
+    - "touched" if it changes nothing. An update then visits only rows with a gradient.
     """
     if rule.unit == "parameter":
         return "all"
@@ -104,7 +105,10 @@ def reach(rule: Rule) -> Reach:
 def _used(
     rule: Rule, scalar: Callable[..., tuple[float, ...]], values: tuple[float, ...]
 ) -> Iterator[tuple[int, tuple[float, ...]]]:
-    """Yield the next step's number and a weight with its slots, after one, two and three updates."""
+    """Apply three gradients to a weight, for `reach`.
+
+    Yields after each update the number of the next step, and the weight with its slots (optimizer state).
+    """
     for step, gradient in enumerate((0.5, -0.25, 1.5), 1):
         w, *slots = values
         values = scalar(w, gradient, *slots, _numbers(rule, w, gradient, slots, step))
@@ -116,7 +120,8 @@ def _numbers(
 ) -> tuple[float, ...]:
     """Return the last argument of a rule's scalar function, the numbers that are the same for a whole batch.
 
-    For rules that measure a unit (such as the norm of a row), includes the measure of a unit of one weight.
+    Some rules also measure a unit of several weights, such as the norm of a row. For these rules the
+    numbers include the measure of a unit that has only this weight.
     """
     h, measure, combine = rule.scalars(0.1, step), rule.measure(), rule.combine()
     if measure is None or combine is None:

@@ -109,8 +109,8 @@ def make_parameter(
         attributes: Settings of the parameter.
         start: Initializer, used if the attributes have none.
         sparse, distributed: Kind of the parameter, as in Parameter.
-        by_row: True for a dense parameter whose initial values must equal those of a sparse one with this
-            name.
+        by_row: True for a dense parameter that must have the same initial values as a sparse parameter of
+            this name.
         entry: Rule that decides when an unknown id of a distributed parameter gets a row, or None to give
             every id a row.
 

@@ -20,7 +20,10 @@ from psfleet.core.graph.program.variable import Variable, leaf
 
 @dataclass(frozen=True)
 class Automatic:
-    """Setting that lets the first run choose checkpoints, from times and sizes that it measures.
+    """Setting of recomputation: the first run chooses the checkpoints, from times and sizes that it measures.
+
+    Checkpoints are the variables whose values are kept. Activations between them are computed again in the
+    backward pass.
 
     Attributes:
         budget: Bytes that activations may take. With None it is the number of bytes that they would take with
@@ -51,7 +54,10 @@ class Backward:
     pipeline: Any = None
 
     def active(self) -> tuple[list[Record], set[Variable]]:
-        """Return the records on the way of gradients, in forward order, and all variables with a gradient."""
+        """Return the records (uses of operations) that gradients flow through, and their variables.
+
+        The records are in forward order.
+        """
         variables = set(self.gradients)
         records = []
         for record in ancestors([self.loss]):
@@ -148,10 +154,10 @@ def gradients(
 
 
 def check_checkpoints(checkpoints: Any) -> None:
-    """Check that an argument is a list of checkpoints or Automatic, and not a single name, for example.
+    """Check that an argument is a list of checkpoints (variables to keep for the backward pass) or Automatic.
 
     Raises:
-        UsageError: It is neither.
+        UsageError: The argument is neither, such as a single name.
     """
     if isinstance(checkpoints, str) or not isinstance(checkpoints, Sequence | Automatic):
         raise UsageError(f"checkpoints is {checkpoints!r}; it must be a list of variables or names")

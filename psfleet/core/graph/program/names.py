@@ -18,13 +18,13 @@ def generate(key: str) -> str:
 
 
 def renew() -> None:
-    """Start all counts from 0 again."""
+    """Number the generated names of every prefix from 0 again."""
     _counts.clear()
 
 
 @contextlib.contextmanager
 def guard() -> Iterator[None]:
-    """Count from 0 within the block, so that two networks built under guards get equal names.
+    """Number generated names from 0 within the block. Networks built under guards get equal names.
 
     with program_guard(train, startup), unique_name.guard():
         build()

@@ -262,7 +262,10 @@ def size_of(shape: Shape) -> int | None:
 
 
 def need_floats(what: str, *inputs: "Variable") -> None:
-    """Check that inputs are floats, and all of the same dtype."""
+    """Check that inputs are floats, and all of the same dtype.
+
+    `what`: Subject of the error message.
+    """
     for x in inputs:
         if x.dtype.kind != "f":
             raise ShapeError(f"{what} of {x.name!r} needs floats, not {x.dtype}; use layers.cast")
@@ -270,7 +273,10 @@ def need_floats(what: str, *inputs: "Variable") -> None:
 
 
 def need_one_dtype(what: str, *inputs: "Variable") -> None:
-    """Check that inputs have the same dtype. No input is converted without the user's knowledge."""
+    """Check that inputs have the same dtype. No input is converted without the user's knowledge.
+
+    `what`: Subject of the error message.
+    """
     for variable in inputs[1:]:
         if variable.dtype != inputs[0].dtype:
             raise ShapeError(
@@ -297,7 +303,7 @@ def scatter_rows(ids: NDArray[np.int64], rows: Array, shape: tuple[int, ...]) ->
 
 
 def ancestors(targets: "Iterable[Variable]") -> list[Record]:
-    """Return every record that the targets depend on, in order of execution."""
+    """Return every record (use of an operation) that the targets depend on, in order of execution."""
     records: set[Record] = set()
     waiting = [target.record for target in targets if target.record is not None]
     while waiting:
@@ -333,7 +339,9 @@ def dense_rows(grad: SparseGrad, shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 class BackwardPass:
-    """Sweep back through records that computes gradients from the loss to the leaves.
+    """Backward sweep: goes back through records (uses of operations) and computes their inputs' gradients.
+
+    It starts at the loss and ends at the leaves: parameters and data, which no record computes.
 
     Args:
         seeds: Gradients to start from, such as 1 for the loss.
@@ -367,7 +375,10 @@ class BackwardPass:
                 self.step(record, context, gradient)
 
     def step(self, record: Record, context: Context, gradient: Gradient) -> None:
-        """Compute the gradients of a record's inputs from the gradient of its output, and add them."""
+        """Compute the gradients of a record's inputs from the gradient of its output.
+
+        Adds each to the gradient that `gradients` already has for the variable.
+        """
         parts = record.op.backward(context, gradient)  # type: ignore[arg-type]  # only leaves are sparse
         for variable, need, part in zip(record.inputs, context.needs, parts, strict=True):
             if need and part is not None:

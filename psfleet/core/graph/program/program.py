@@ -122,7 +122,10 @@ class Program:
         return update
 
     def take_observed(self) -> list[tuple[Parameter, float, Any]]:
-        """Return the statistics that operations have stored in this run, and clear them."""
+        """Return the statistics that operations have stored in this run, and clear them.
+
+        Each is a triple: the parameter that is a moving average, its momentum, and the value to add to it.
+        """
         averages = [entry for entries in self.observed.values() for entry in entries]
         self.observed.clear()
         return averages
@@ -182,7 +185,7 @@ class Program:
     def global_block(self) -> "Program":
         """Return the program itself.
 
-        In the reference framework a program has blocks; here it is its only block.
+        In the reference framework a program consists of blocks. Here the program itself is its only block.
         """
         return self
 

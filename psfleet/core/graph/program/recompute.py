@@ -60,7 +60,10 @@ class ForwardCosts:
 
 
 def profile(run: ProgramRun) -> ForwardCosts:
-    """Measure the plan's forward records on the run's own values. Restores these values afterwards."""
+    """Measure memory and time of each record (use of an operation) of the plan's forward pass.
+
+    The records run on the run's own values, which are restored afterwards.
+    """
     records = run.plan.forward
     before = dict(run.values)
     # Metrics accumulate over runs in the program's memory. Use a copy, so that no sample is counted twice.
@@ -114,9 +117,10 @@ def owner_of(value: Any) -> Any:
 
 
 def even_cuts(count: int) -> tuple[list[int], list[bool]]:
-    """Return the default cuts: about sqrt(n) segments of equal length, all dropped except for the last one.
+    """Return the default cuts: about sqrt(n) segments (neighboring operations) of equal length.
 
-    The last segment is kept, because the backward pass needs it at once.
+    All segments are dropped (computed again in the backward pass) except for the last one, which the backward
+    pass needs at once.
 
     Returns:
         Edges of the segments (0 to n), and for each segment True if it is dropped.
@@ -127,7 +131,13 @@ def even_cuts(count: int) -> tuple[list[int], list[bool]]:
 
 
 def peak_of(costs: ForwardCosts, edges: list[int], drops: list[bool]) -> int:
-    """Return the largest number of bytes in use at a time with these cuts, as `_search` counts them."""
+    """Return the largest memory in use at a time with these cuts, in bytes, counted as in `_search`.
+
+    Args:
+        costs: Measured costs of the operations.
+        edges: Positions at which segments begin, and the end.
+        drops: For each segment, True if its activations are dropped.
+    """
     total = np.concatenate([[0], np.cumsum(costs.saved)])
     live = peak = 0
     for (i, j), drop in zip(pairwise(edges), drops, strict=True):
@@ -138,7 +148,9 @@ def peak_of(costs: ForwardCosts, edges: list[int], drops: list[bool]) -> int:
 
 
 def choose_cuts(costs: ForwardCosts, budget: int | None) -> tuple[list[int], list[bool]]:
-    """Choose the cuts that cost the least recomputing time within a budget.
+    """Choose the cuts of a forward pass into segments that cost the least recomputing time within a budget.
+
+    A segment is a number of neighboring operations. If it is dropped, the backward pass computes it again.
 
     Args:
         costs: Measured costs of the operations.
@@ -208,7 +220,11 @@ def _offer(
     seconds: NDArray[np.float64],
     drop: bool,
 ) -> None:
-    """Record the segment [i, j) for each r(i) in `live` where it takes less time than the best so far."""
+    """Offer the segment [i, j) to the search, kept or dropped, as the last segment before j.
+
+    The segment becomes the choice for each memory use in `after` for which it takes less time than the best
+    choice so far.
+    """
     better = seconds < best[j, after]
     where = after[better]
     best[j, where] = seconds[better]
@@ -248,7 +264,7 @@ class Segment:
 
 @dataclass
 class RecomputePlan:
-    """Division of a forward pass into segments.
+    """Division of a forward pass into segments (neighboring records that are kept or dropped together).
 
     Attributes:
         segments: Segments in forward order.
@@ -261,7 +277,10 @@ class RecomputePlan:
 
 
 class RecomputingRun(ProgramRun):
-    """Run that drops the activations of some segments, and computes them again in the backward pass."""
+    """Run that drops the activations of some segments (neighboring operations of the forward pass).
+
+    The backward pass computes these activations again.
+    """
 
     def main(self) -> None:
         """Run the segments forward. A dropped segment saves nothing for its backward pass."""
@@ -315,7 +334,7 @@ def make_recompute_plan(run: ProgramRun) -> RecomputePlan:
 
 
 def _edges(plan: ExecutionPlan, backward: Backward, checkpoints: Sequence[Variable]) -> list[int]:
-    """Return the positions after the checkpoints in the forward records, with 0 and the number of records."""
+    """Return the edges of the segments: 0, the position after each checkpoint, and the number of records."""
     positions = {record.output: i for i, record in enumerate(plan.forward)}
     records = ancestors([backward.loss])
     variables = {variable for record in records for variable in (record.output, *record.inputs)}
@@ -362,7 +381,10 @@ def _segmented(
 
 
 def _replayed(part: Sequence[Record], backward: BackwardPlan) -> list[Record]:
-    """Return the records of a segment to run again: records on the way of gradients, and their ancestors."""
+    """Return the records of a segment to run again before its backward pass.
+
+    These are the records that gradients flow through, and the records whose results they need.
+    """
     active = set(backward.records)
     records = set(ancestors([record.output for record in part if record in active]))
     return [record for record in part if record in records]

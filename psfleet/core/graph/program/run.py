@@ -2,9 +2,10 @@
 
 `make_plan` keeps only the records that the requested results and the updates need, and sorts them by phase:
 
-    early      compute the ids of look-ups from the feed alone; one pull can then bring all rows and
-    parameters forward    all other records that do not depend on gradients backwards  one sweep for each
-    loss late       compute with gradients
+    early      compute the ids of look-ups from the feed alone; one pull can then bring rows and parameters
+    forward    all other records that do not depend on gradients
+    backwards  one sweep for each loss
+    late       compute with gradients
 
 The plan also lists after which record each value may be released, so that a run holds few values at a time.
 `ProgramRun` executes a plan in the calling thread; the Executor calls the phases in this order. Subclasses
@@ -56,7 +57,7 @@ class BackwardPlan:
 
 @dataclass(frozen=True)
 class LookUp:
-    """Look-up of rows of a sparse parameter, by one record."""
+    """Look-up of rows of a sparse parameter, by one record (use of an operation)."""
 
     parameter: Parameter
     record: Record
@@ -157,7 +158,7 @@ def make_plan(program: Program, fetches: Sequence[Variable]) -> ExecutionPlan:
 
 
 def _check_batches(records: Sequence[Record]) -> None:
-    """Raise an error if an operation needs a whole batch, because a pipeline passes it micro-batches."""
+    """Raise an error if an operation needs a whole batch, which a pipeline never gives it."""
     for record in records:
         if isinstance(record.op, BatchNorm) and not (record.op.is_test or record.op.fixed):
             raise UsageError(
@@ -255,7 +256,8 @@ def _union(plans: Sequence[BackwardPlan]) -> Needs:
 def last_uses(records: Sequence[Record], results: set[Variable]) -> dict[Record, list[Variable]]:
     """Return, for each record, the variables whose values may be released after it.
 
-    These are the variables that no later record uses, except for `results` and leaves.
+    These are the variables that no later record uses, except for `results` and for leaves (parameters, data
+    and constants).
     """
     last: dict[Variable, Record] = {}
     for record in records:
@@ -455,14 +457,14 @@ class ProgramRun:
         return BackwardPass({loss: np.ones_like(self.values[loss])})
 
     def take_gradients(self, plan: BackwardPlan, sweep: BackwardPass) -> None:
-        """Store the gradients of the leaves as values of the variables that represent these gradients."""
+        """Store the gradients of parameters and data as values of the gradients' variables."""
         for variable, gradient in plan.backward.gradients.items():
             self.values[gradient] = sweep.gradients.get(variable)
 
     def result(self, variable: Variable) -> Array | Gradient:
         """Return a value for the user. It is a copy if the program or the user may still change its memory.
 
-        Returns zeros for a gradient that has not been computed, because the loss does not depend on its leaf.
+        Returns zeros for a gradient with respect to a variable that the loss does not depend on.
         """
         value = self.values.get(variable)
         if variable.parameter is not None and value is None:

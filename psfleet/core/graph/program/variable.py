@@ -418,7 +418,7 @@ def _settled(variables: Sequence[Variable]) -> tuple[Variable, ...]:
 
 
 def _left(record: Record) -> Context:
-    """Return the values that an eager record has kept for its backward pass.
+    """Return the values that an eager record (operation computed at once) has kept for its backward pass.
 
     Raises:
         UsageError: An earlier backward() has used them up.

@@ -142,7 +142,8 @@ class LocalDenseTable:
 class LocalSparseTable:
     """Copied rows of a sparse table, their bases, and the ids that were read since the last exchange.
 
-    The base of a row is the servers' value as far as the worker knows. Bases are a second sparse table with
+    An exchange sends changes to the servers, and happens every `k_steps` steps. The base of a row is the
+    servers' value as far as the worker knows. Bases are a second sparse table with
     the same initializer. An id without a row therefore has the same value in both tables, and a delta of 0.
 
     Args:
@@ -178,7 +179,7 @@ class LocalSparseTable:
         self._touched.append(_distinct(ids))
 
     def stale(self, ids: Ids) -> Ids:
-        """Return the ids that have not been read since the last exchange, each once."""
+        """Return the ids, each once, that have not been read since the last exchange with the servers."""
         ids = _distinct(ids)
         if not len(self._fresh):
             return ids
@@ -258,7 +259,8 @@ class GeoRuntime(ForwardingRuntime):
 
     Args:
         fleet: Runtime of the cluster, in geo mode.
-        settings: Number of steps between exchanges, and number of rows to copy.
+        settings: Number of steps between exchanges, and the number of copied rows above which a table drops
+            its copies.
     """
 
     def __init__(self, fleet: ClusterLike, settings: ConsistencySettings) -> None:
@@ -291,9 +293,10 @@ class GeoRuntime(ForwardingRuntime):
         return spec
 
     def _copy(self, spec: TableSpec) -> None:
-        """Copy a table.
+        """Make the local copy of a table.
 
-        A dense table is copied now, with its optimizer state; rows when they are first read, without.
+        A dense table is copied at once, with its optimizer state. Rows of a sparse table are copied when they
+        are first read, without the servers' optimizer state.
         """
         if spec.key in self._copies or spec.rule.counts:
             return  # counts are pushed to the servers directly
@@ -311,7 +314,7 @@ class GeoRuntime(ForwardingRuntime):
             self._copies[spec.key] = LocalSparseTable(self._local, local_spec)
 
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
-        """Return values of the copies, after pulling the rows not read since the last exchange.
+        """Return values of the copies. Rows not read since the last exchange with the servers are pulled.
 
         Tables of counts (metrics) have no copies and are pulled from the servers.
         """

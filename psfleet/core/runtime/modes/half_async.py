@@ -273,7 +273,10 @@ class HalfAsyncRuntime(ForwardingRuntime):
             yield
 
     def _check(self) -> None:
-        """Raise refusals that were not raised yet, as one error, or else the error of a failed push."""
+        """Raise the servers' refusals that were not raised yet, as one error.
+
+        If there are none, raise the error of a failed push, if any.
+        """
         if self._refusals:
             refusals, self._refusals = self._refusals, []
             raise joined_refusals(refusals)

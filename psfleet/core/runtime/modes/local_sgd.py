@@ -34,9 +34,10 @@ class LocalSGDRuntime(ForwardingRuntime):
     """Runtime of a cluster whose dense tables are trained in this process for `k_steps` pushes at a time.
 
     Each worker has its own optimizer state for the dense tables. Weights are averaged after every `k_steps`
-    pushes and at each collective (barrier, all_reduce), in the order of ranks, over the workers that have
-    trained since the last average. At a barrier the first worker also writes the averages to the servers'
-    tables, with its own optimizer state; so does a worker that saves.
+    pushes and at each collective (barrier, all_reduce), in the order of the workers' numbers, over the
+    workers that have trained since the last average. At a barrier worker 0 also writes the averages to the
+    servers' tables, with its own optimizer state. A worker that saves writes its dense tables to the
+    servers first.
 
     Workers may have different numbers of steps: a worker that waits at a barrier takes part in the averages
     of the other workers until all have arrived.

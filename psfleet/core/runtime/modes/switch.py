@@ -86,7 +86,7 @@ class ModeSwitchRuntime(ForwardingRuntime):
             self._follow(*mode_request)
 
     def _follow(self, mode: str, settings: dict[str, int]) -> None:
-        """Apply a mode request, or log a warning if it contradicts the strategy.
+        """Switch to a mode that `psfleet mode` requests, or log a warning if it contradicts the strategy.
 
         All workers have the same strategy, so either all workers switch or none does.
         """

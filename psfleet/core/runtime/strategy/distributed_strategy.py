@@ -129,7 +129,7 @@ def check_parts(parts: Any) -> None:
     """Raise an error unless the value is a mapping of known parts, each a mapping of settings.
 
     Raises:
-        ConfigError: It is another value; the message says what is wrong.
+        ConfigError: The value is something else. The message says what is wrong.
     """
     if not isinstance(parts, Mapping):
         raise ConfigError(f"a strategy is {parts!r}; it must be a table of parts")
@@ -299,7 +299,7 @@ class DistributedStrategy:
         return {declared.name: declared.default for declared in settings_of(PARTS[switch])}
 
     def parts(self) -> dict[str, dict[str, Any]]:
-        """Return the script's strategy as argument of `Settings.from_parts`."""
+        """Return the script's strategy in the form that `Settings.from_parts` takes."""
         parts: dict[str, dict[str, Any]] = {
             name: dict(self._said.get(f"{name}_configs", {}))
             for name in _SWITCHES
@@ -395,7 +395,7 @@ def adopt(strategy: DistributedStrategy | Mapping[str, Any] | None) -> Settings:
         strategy: Strategy of the script, or None to keep the present one.
 
     Raises:
-        ConfigError: It is not a strategy, or the fleet is connected and the strategy needs another
+        ConfigError: The argument is not a strategy, or the fleet is connected and the strategy needs another
             connection.
     """
     if _decide is None:

@@ -159,7 +159,10 @@ class PipelineSettings:
 
 @dataclass(frozen=True)
 class RecomputeSettings:
-    """Recomputation: activations between checkpoints are dropped, and computed again in the backward pass."""
+    """Recomputation: the backward pass computes activations again, which the forward pass has dropped.
+
+    Only the values of checkpoints, which are chosen variables or layers, are kept.
+    """
 
     checkpoints: tuple[str, ...] = setting(
         (), "Names of variables or layers; empty: the first run chooses"

@@ -88,8 +88,10 @@ class FittedTransform(Transform):
 
 @dataclass
 class Function(Transform):
-    """Transform by a user's function. It takes one `Jagged` for each input and returns a `Jagged`, or an
-    array of equally many values.
+    """Transform by a user's function.
+
+    The function takes one `Jagged` (values, and their number in each sample) for each input. It returns a
+    `Jagged`, or an array of equally many values.
 
         Number("age", transform=lambda age: np.sqrt(age.values))
 

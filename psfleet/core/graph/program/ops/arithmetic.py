@@ -197,7 +197,7 @@ class Scale(Unary, saved="scale factor offset"):
 
 @dataclass(frozen=True)
 class Power(Unary, saved="power factor"):
-    """Computes x ** factor, where the exponent is a setting."""
+    """Computes x ** factor. The exponent is a fixed number of the operation, not an input."""
 
     factor: float = 1.0
 

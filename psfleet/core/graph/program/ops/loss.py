@@ -167,7 +167,7 @@ class _ByClass(Op):
     def _picked(self, x: Array, label: Array) -> tuple[Array, Array]:
         """Return the class numbers with extent 1 at the axis, and a mask of ignored labels.
 
-        Ignored labels are 0.
+        The class number of an ignored label is 0.
         """
         axis = self.axis % x.ndim
         label = label.reshape(*x.shape[:axis], 1, *x.shape[axis + 1 :])

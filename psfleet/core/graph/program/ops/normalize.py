@@ -173,8 +173,8 @@ class BatchNorm(Op, saved="batch_norm axis momentum epsilon is_test fixed has_sc
     def _note(self, context: Context, mean: Array, variance: Array) -> None:
         """Store the batch's statistics in the program, whose update adds them to the moving averages.
 
-        A recomputing run may compute the record twice. The entry is then replaced, so that a batch counts
-        once.
+        A recomputing run may compute the operation twice. The second statistics then replace the first, so
+        that a batch counts once.
         """
         moving = [variable.parameter for variable in context.record.inputs[1:3]]
         context.program.observed[context.record.output.name] = [

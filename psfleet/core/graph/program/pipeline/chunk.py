@@ -37,10 +37,10 @@ from psfleet.core.runtime.stages import even_sizes, exchange, here, links, next_
 
 
 def micro_sizes(feeds: Mapping[Variable, Array], micro_batches: int) -> list[int]:
-    """Return the number of samples in each micro-batch. `even_sizes` divides them.
+    """Return the number of samples in each micro-batch. `even_sizes` divides the batch.
 
     Raises:
-        ShapeError: No feed has an unknown first extent, or those that do differ in length.
+        ShapeError: No feed has an unknown first extent, or the feeds with one differ in length.
     """
     lengths = {v.name: len(array) for v, array in feeds.items() if _is_open(v)}
     if not lengths:
@@ -110,7 +110,8 @@ def pack(value: Gradient | None) -> list[Array]:
     """Convert a value or gradient to arrays for a message.
 
     Returns:
-        No array for None, one for an array; for a SparseGrad ids, rows and, if it has them, shows and clicks.
+        No array for None, and the array itself for an array. For a SparseGrad, its ids, its rows and, if it
+        has them, its counts of shows and clicks.
     """
     if value is None:
         return []
@@ -165,7 +166,7 @@ class ChunkPlan:
         early: Records that compute ids of the chunk's look-ups. Every stage computes them itself from the
             feed, and receives none from other stages.
         lookups: Sparse parameters that the chunk reads, each with the variable of its ids.
-        dense: Leaves that represent dense parameters of the chunk.
+        dense: Leaves (variables that no record computes) that represent dense parameters of the chunk.
         takes: For each variable of another chunk that this chunk uses, the chunk that computes it.
         gives: For each variable computed here that other chunks use, those chunks.
         next_user: For each variable, the chunk that sends the sum of later chunks' gradients to this one.
@@ -259,7 +260,11 @@ def _connect_values(
 def _connect_gradients(
     chunk_parts: list[ChunkPlan], backward: Backward, chunk_of: dict[Record, int]
 ) -> None:
-    """Connect the chunks with gradients for a variable, from its last user to the chunk that computes it."""
+    """Set the way of each variable's gradient through the chunks: `next_user` and `last_user` of ChunkPlan.
+
+    The way leads from the last chunk that uses the variable, through all others that use it, to the chunk
+    that computes it.
+    """
     users: dict[Variable, set[int]] = {leaf: set() for leaf in backward.gradients}
     for user, part in enumerate(chunk_parts):
         for record, needs in part.plan.needs.items():
@@ -311,7 +316,8 @@ class ChunkRun(ProgramRun):
 
     Attributes:
         arrived: Gradients that later chunks have sent, by variable.
-        gradients: Result of the backward pass: gradients of leaves, and of variables of earlier chunks.
+        gradients: Result of the backward pass: gradients of parameters and data, and of variables of earlier
+            chunks.
     """
 
     def __init__(
@@ -347,7 +353,7 @@ class ChunkRun(ProgramRun):
 
 
 class RecomputingChunkRun(ChunkRun, RecomputingRun):
-    """Run of one chunk on one micro-batch that drops activations and computes them again."""
+    """Run of one chunk on one micro-batch. It drops activations, and computes them again to go back."""
 
 
 def chunk_run(
@@ -357,6 +363,9 @@ def chunk_run(
     rows: dict[str, StepRows],
     meter: Any,
 ) -> ChunkRun:
-    """Make a run of a chunk. The run recomputes if its backward pass has checkpoints."""
+    """Make a run of a chunk on one micro-batch.
+
+    The run drops activations and computes them again if its backward pass has checkpoints.
+    """
     kind = RecomputingChunkRun if part.plan.recomputes else ChunkRun
     return kind(program, part, values, rows, meter)

@@ -43,7 +43,7 @@ class PartitionedPlan:
     per_stage: int
 
     def stage_of(self, chunk: int) -> int:
-        """Return the stage that runs a chunk."""
+        """Return the index of the stage (process) that runs a chunk."""
         return chunk // self.per_stage
 
     def chunks_of(self, stage: int) -> range:
@@ -96,7 +96,7 @@ class PipelineSpec:
 
 
 def _set_budget(part: ChunkPlan, live: int) -> None:
-    """Give a chunk its share of the memory budget. `live` runs are in memory at a time."""
+    """Divide the memory budget of recomputation by `live`, the number of runs in memory at a time."""
     for plan in part.plan.backwards:
         checkpoints: Any = plan.backward.checkpoints
         if isinstance(checkpoints, Automatic) and checkpoints.budget is not None:
@@ -128,9 +128,14 @@ def cores_of(place: StagePosition, start: int, width: int, available: Sequence[i
 
 
 def pin(place: StagePosition, start: int) -> None:
-    """Restrict all threads of this process to its cores. It gets as many cores as its BLAS has threads.
+    """Restrict all threads of this process to some cores: as many as its BLAS has threads.
 
-    Workers on other hosts are counted too, as if they were on this host.
+    Every process gets the cores after those of the process before. Processes of workers on other hosts are
+    counted too, as if they were on this host.
+
+    Args:
+        place: Position of this process.
+        start: Index of the first process's first core among the available cores.
     """
     available, width = _available(), threads()
     cores = cores_of(place, start, width, available)
@@ -188,7 +193,8 @@ def split(
             the loss.
 
     Raises:
-        UsageError: A cut is empty, not part of the loss, or behind a later one.
+        UsageError: A cut is empty, the loss is not computed from it, or there is no operation between it and
+            the cuts before it.
     """
     cuts = [_variables(number, cut) for number, cut in enumerate(cut_list)]
     if not cuts or cuts[-1] != [loss]:

@@ -71,7 +71,9 @@ def records_of(plan: ExecutionPlan, count: int) -> list[Record]:
 
 
 def edges_of(records: Sequence[Record], weights: Sequence[float], count: int) -> list[int]:
-    """Return the edges of `count` chunks of about equal work: 0 < ... < the number of records.
+    """Return the edges of `count` chunks of about equal work.
+
+    Edges are the positions in `records` at which chunks begin, and the end: 0 < ... < the number of records.
 
     Args:
         records: Records of a loss, in forward order.
@@ -82,7 +84,10 @@ def edges_of(records: Sequence[Record], weights: Sequence[float], count: int) ->
 
 
 def parts_of(plan: ExecutionPlan, edges: Sequence[int]) -> list[list[Record]]:
-    """Return the records of the plan's loss in chunks, cut at these edges."""
+    """Divide the records (uses of operations) of the plan's loss into chunks.
+
+    `edges`: Positions of the records at which chunks begin, and the end: 0 < ... < the number of records.
+    """
     records = records_of(plan, len(edges) - 1)
     return [records[start:end] for start, end in pairwise(edges)]
 
@@ -108,7 +113,8 @@ def balanced_edges(weights: Sequence[float], crossing: Sequence[int], count: int
 
     Args:
         weights: Work of each operation, in any unit.
-        crossing: Number of values that cross the position before each operation, and the end.
+        crossing: Number of values that are computed before a position and used after it, for the position
+            before each operation and for the end.
         count: Number of chunks.
 
     Returns:
@@ -132,8 +138,8 @@ def _partition(
     Args:
         total: Cumulative weights, n + 1 values.
         count: Number of chunks.
-        price: Called with the price of the chunks before, i and j. Returns the price including the chunk
-            [i, j).
+        price: Function that adds a chunk. It is called with the price of the earlier chunks, and with i and
+            j. It returns the price that includes the chunk [i, j).
     """
     length = len(total) - 1
     best = {0: (0.0, [0])}  # by end: lowest price of the parts so far, and their edges
@@ -161,10 +167,11 @@ def agree_on_parts(
     links: Links | None,
     tag: str,
 ) -> list[list[Record]]:
-    """Return the loss's records in `count` chunks of about equal time, the same in all stages of a worker.
+    """Divide the loss's records (uses of operations) into `count` chunks of about equal time.
 
-    The first stage measures the whole program on one micro-batch, without keeping activations, and sends the
-    edges to the other stages. The measured times affect only the speed: results are the same for any cut.
+    All stages of a worker get the same chunks. The first stage measures the whole program on one micro-batch,
+    without keeping activations, and sends the positions of the cuts to the other stages. The measured times
+    affect only the speed: results are the same for any cut.
 
     Raises:
         ConfigError: There are fewer records than chunks.
@@ -185,7 +192,10 @@ def measure(
     feeds: Mapping[Variable, Array],
     records: Sequence[Record],
 ) -> list[float]:
-    """Return the seconds that each record takes forward and back, the shortest of several measurements."""
+    """Return the seconds that each record (use of an operation) takes for its forward and backward pass.
+
+    Each is the shortest of several measurements.
+    """
     run = ProgramRun(program, plan, dict(feeds))
     run.forward(plan.early)
     fetch([v.parameter for v in plan.dense if v.parameter], plan.wanted_reads(run.values))

@@ -51,7 +51,9 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         program: Program that trains.
         plan: Plan of this step's results, with one backward pass that has a PipelineSpec.
         feeds: Checked feeds of the whole batch.
-        place, links, number: Arguments of PipelineEngine.
+        place: Position of this process in the pipeline.
+        links: Links to the other processes of the pipeline, or None if there are none.
+        number: Number of the step, the same in all stages.
         meter: Object whose `measure(run)` is called after every operation, or None.
 
     Attributes:
@@ -100,7 +102,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         self._prepare(results)
         self._take_actions()
         # Servers average over the copies of a stage. So each copy pushes its sum times the number of
-        # copies. Micro- batches of different sizes were weighted when they were added. Equal ones all have
+        # copies. Micro-batches of different sizes were weighted when they were added. Equal ones all have
         # the same fraction.
         copies = min(self._place.copies[self._place.stage], len(self._sizes))
         factor = copies * (1.0 if self._uneven else self._fractions[0])
@@ -257,7 +259,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
                 self._results[variable] = self._spread_gradient(variable, tellers)
 
     def _owner_of(self, variable: Variable) -> int:
-        """Return the chunk that computes a value, or that has the complete gradient of a leaf."""
+        """Return the chunk that computes a value, or that completes the gradient of a parameter or input."""
         leaves = [
             leaf for leaf, gradient in self._backward_pass.gradients.items() if gradient is variable
         ]
@@ -273,8 +275,10 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
     def _spread_values(self, variable: Variable, tellers: Sequence[int]) -> Array:
         """Exchange a result of each micro-batch among all processes, and return the result of the batch.
 
-        Copies of a stage process micro-batches in turn: micro-batch m is in copy m % copies, at index m //
-        copies.
+        Several processes may be copies of one stage. They take micro-batches in turn: the result of
+        micro-batch m is in copy m % copies, at index m // copies.
+
+        `tellers`: Numbers of the processes that have the result: the copies of its stage.
         """
         by_micro = self._seen.get(variable, {})
         own_values = [by_micro[micro] for micro in sorted(by_micro)]
@@ -283,7 +287,10 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         return combine(variable, values, self._fractions)
 
     def _spread_gradient(self, variable: Variable, tellers: Sequence[int]) -> Gradient | None:
-        """Exchange a leaf's gradient among all processes. Returns the mean over the copies of its stage."""
+        """Exchange the gradient of a parameter or input among all processes.
+
+        Returns the mean over `tellers`, the processes that are copies of the stage which computes it.
+        """
         own_gradient = pack(self.values.get(variable))
         by_copy = self._exchange(f"gradient/{variable.name}", tellers, own_gradient)
         parts = [part for part in map(unpack, by_copy) if part is not None]
@@ -324,7 +331,10 @@ def settle_parts(
     place: StagePosition,
     far: Links | None,
 ) -> None:
-    """Measure in the first step where to cut, unless the script has given cuts. All stages must call this."""
+    """Measure in the first step where to cut the program into chunks, unless the script has given cuts.
+
+    All stages must call this.
+    """
     spec: PipelineSpec = plan.backwards[0].backward.pipeline
     count = max(spec.stages, place.stages)
     if spec.parts is None and count > 1:
