@@ -56,7 +56,9 @@ class Scaling:
         return self.moving is None and self.request is not None and self.request.number > self.done
 
     def admit(self, decision: Decision) -> None:
-        """Refuse decisions of the coordinator while rows move: they would be missing in the next log.
+        """Refuse decisions of the coordinator while rows move.
+
+        The log that begins with the move would not contain these decisions.
 
         Raises:
             NotReady: Rows are moving.
@@ -94,7 +96,7 @@ class _RequestFile(Generic[_Request]):
         self._lock = threading.Lock()
 
     def look(self) -> _Request | None:
-        """Return the last request, or None.
+        """Return the request in the file, or None if there is none. Reads the file only if it has changed.
 
         A request that cannot be read is ignored, with a line in the log.
         """
