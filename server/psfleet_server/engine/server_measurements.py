@@ -167,7 +167,10 @@ class FirstNonFinite:
 
 
 def log_view(before: Mapping[int, int], event: InstallView) -> None:
-    """Log which workers join or end with this view. `before` has each worker's incarnation until now."""
+    """Log which workers join or end with this view (numbered membership).
+
+    `before` maps each worker to its incarnation (the number of its process) until now.
+    """
     now = {
         worker: seat.incarnation.incarnation
         for worker, seat in event.seats.items()

@@ -232,7 +232,7 @@ class ShardHost:
             del error
 
     def freeze(self, event: PrepareView) -> ViewReport:
-        """Freeze the shard for a new view, and return the pushes and rounds that it has so far.
+        """Stop closing rounds for a new view (membership), and report which pushes this server has so far.
 
         A snapshot under way is given up. If a standby has taken over, this process ends before it reports.
         """
@@ -283,8 +283,8 @@ class ShardHost:
     def exchange(self, push: Push, pull: Pull, reply: DeferredReply) -> None:
         """Process a push, and then the pull that came in the same message. The pull's reply may have to wait.
 
-        In a mode with rounds this is allowed with a single server only. With several servers, a worker must
-        know that all of them have its push before it commits the round with a pull.
+        In a mode with rounds this is allowed with a single server only. A pull commits the round (allows the
+        servers to close it). With several servers, the worker must know before that all of them have its push.
 
         Raises:
             LimitExceeded: Too many calls wait already.

@@ -86,7 +86,7 @@ class PullResponse:
     _packed: list[tuple[Floats, CompressedValues]] = field(default_factory=list)
 
     def add(self, read: Read, shape: tuple[int, ...], room: Bytes) -> None:
-        """Add a read. `room` is the memory from which its values will be sent."""
+        """Add a read (of one table). `room` is the memory from which the read's values will be sent."""
         if read.format == "float32":
             values = room.view(np.float32)
             self.values.append(values if len(shape) == 1 else values.reshape(shape))
@@ -380,7 +380,10 @@ class CallPlan:
 def plan_of(
     tables: ShardTables, request: TensorRequest, room: PullResponse | None, payload: memoryview
 ) -> CallPlan | None:
-    """Return a plan for calls like this one, or None if they need arrays or are invalid."""
+    """Return a plan (by addresses, without arrays) for calls like this one.
+
+    Returns None if such calls need arrays or are invalid.
+    """
     try:
         return CallPlan(tables, request, room, payload)
     except (PsfleetError, ValueError):
