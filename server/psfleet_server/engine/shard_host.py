@@ -283,8 +283,9 @@ class ShardHost:
     def exchange(self, push: Push, pull: Pull, reply: DeferredReply) -> None:
         """Process a push, and then the pull that came in the same message. The pull's reply may have to wait.
 
-        In a mode with rounds this is allowed with a single server only. A pull commits the round (allows the
-        servers to close it). With several servers, the worker must know before that all of them have its push.
+        In a mode with rounds this is allowed with a single server only. A pull commits the round (allows
+        the servers to close it). With several servers, the worker must know before that all servers have
+        its push.
 
         Raises:
             LimitExceeded: Too many calls wait already.
