@@ -77,7 +77,7 @@ class ClusterRuntime(ClusterLike):
 
     Attributes:
         wire: Compression on the wire, as given or the default.
-        counters: Counters whose counts are sent with this worker's pushes.
+        counters: Counters of the script. This worker's pushes carry their counts.
     """
 
     pools = True
@@ -194,7 +194,7 @@ class ClusterRuntime(ClusterLike):
         """Push the gradients of one step, unless an earlier process of this worker has made this push.
 
         Args:
-            gradients, samples, loss: As for `Runtime.push`.
+            gradients, samples, loss: The same as for `Runtime.push`.
             position: Position of the script in its data after the step, or None for the present position.
         """
         if self.counters:
@@ -247,9 +247,9 @@ class ClusterRuntime(ClusterLike):
     @override
     @deferred()
     def set_mode(self, consistency: ConsistencySettings) -> None:
-        """Switch to another mode.
+        """Switch to another consistency mode.
 
-        Skipped if an earlier process of this worker has already made this switch.
+        Does nothing if an earlier process of this worker has already made this switch.
         """
         mode = consistency.declared
         conflict = mode.conflicts.get("wire")

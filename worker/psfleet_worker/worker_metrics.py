@@ -209,9 +209,9 @@ class WorkerMetrics:
         retries: Returns the total number of repeated attempts of calls.
 
     Attributes:
-        watch: Check for values that are not finite, or None before the worker's transfers exist.
-        compressor: Compressor of gradients, or None until then.
-        hot: Summary of the ids of batches, or None until then.
+        watch: Check for values that are not finite, or None before the worker can push and pull.
+        compressor: Compressor of gradients, or None before the worker can push and pull.
+        hot: Finds the most frequent ids of batches, or None before the worker can push and pull.
         wanted: True if server 0 requests the metrics.
     """
 

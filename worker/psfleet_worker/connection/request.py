@@ -193,7 +193,7 @@ class ServerRequest(Call):
         self.is_inline = True
 
     def withdrawal(self) -> bytes:
-        """Return the message that withdraws the push."""
+        """Return the message that makes the server drop the push of this request."""
         return write_withdrawal(frame.encode(self._header))
 
     def values_of(self, message: bytes, spec_of: SpecOf) -> list[Values]:
@@ -309,7 +309,7 @@ class ServerRequest(Call):
         learning_rate: float,
         shape: tuple[int, ...] | None,
     ) -> PlacedSegment:
-        """Find memory for a segment and encode it. Its bytes are the ids, and the values after them."""
+        """Find memory for a segment and encode it. The memory holds the ids, and the values after them."""
         start = 0 if content in (segments.VALUES, segments.WHOLE) else 8 * count
         arrays: tuple[NDArray[np.uint8], ...] = ()
         at = reply = size = 0
@@ -344,8 +344,8 @@ class ServerRequest(Call):
     def _room(self, size: int) -> tuple[NDArray[np.uint8], int]:
         """Return `size` bytes to fill, and their offset in shared memory, or 0 outside shared memory.
 
-        Small sizes share a block. When a block is full, the next one is begun. A size of a block or more gets
-        separate memory.
+        Small sizes share a block of memory. When a block is full, the next block is begun. A size of a block
+        or more gets separate memory.
         """
         if self.held is not None:
             start = self._used
@@ -382,7 +382,7 @@ class _PlainReply(NamedTuple):
         opening: Bytes of the reply before the first value.
         size: Length of the whole reply in bytes.
         view: View number in the reply.
-        places: For each read (first byte, number of values, shape of the values).
+        places: For each read, a triple: offset of the first byte, number of values, shape of the values.
     """
 
     opening: bytes

@@ -139,9 +139,10 @@ class LaneMemory:
             self._blocks.give(loan.offset)
 
     def begin(self) -> "PlacedSegment | None":
-        """Allocate a block, and return the root of the layouts that earlier calls had in it.
+        """Allocate a block (2 KiB for the small tensors of a call).
 
-        Returns None if there is no space.
+        Returns the root of a tree that caches how earlier calls have laid out their tensors in the block, or
+        None if there is no space.
         """
         if self._returned:
             self._regain()
@@ -160,7 +161,7 @@ class LaneMemory:
     def learn(
         self, before: "PlacedSegment", key: tuple[object, ...], segment: "PlacedSegment"
     ) -> None:
-        """Cache the layout: `segment` follows `before` for the request `key`."""
+        """Cache that a call that adds `key` after the segment `before` has `segment` next in its block."""
         before.next[key] = segment
         self._known += 1
 
