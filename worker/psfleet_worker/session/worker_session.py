@@ -449,8 +449,8 @@ class Collectives:
         """Become a member of rounds again, if rounds have closed without this worker during the collective.
 
         Args:
-            passes: True if the collective was complete before this process began. This worker has then not waited
-                for it.
+            passes: True if the collective was complete before this process began, so that this worker has
+                not waited for it.
         """
         if self._session.declared.has_rounds and not passes:
             yield from self._session.join()
