@@ -261,7 +261,7 @@ class MetricsService:
         )
 
     def end(self) -> None:
-        """Reply to the calls that wait for the end of this server. Its figures are final now."""
+        """Reply to the calls that wait for the end of this server. The server's metrics are final now."""
         with self._lock:
             self._is_over = True
         for reply in self._waiting:

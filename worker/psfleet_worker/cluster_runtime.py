@@ -210,7 +210,7 @@ class ClusterRuntime(ClusterLike):
         return ticket
 
     def _audited(self, audit: Any) -> Gradient:
-        """Return the gradient that counts this push on every server, under `psfleet-launch --chaos`."""
+        """Return the gradient that counts this push on every server, in a job with faults made on purpose."""
         if audit.spec.key not in self._tables.specs:
             self.create(audit.spec)
         gradient: Gradient = audit.gradient(self._session.declared.adds_deltas)

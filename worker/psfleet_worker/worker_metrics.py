@@ -77,7 +77,7 @@ class StepTimes:
     _spent: int = 0  # pull + push + wait + data at the last push
 
     def pushed(self, samples: int, loss: float | None) -> None:
-        """Count a push, and add the step's remaining time to `script`."""
+        """Count a push, and add to `script` the time of the step that no other counter has."""
         now, elsewhere = time.perf_counter_ns(), self.pull + self.push + self.wait + self.data
         if self._pushed:
             duration = now - self._pushed

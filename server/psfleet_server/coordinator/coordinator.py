@@ -72,8 +72,8 @@ class Coordinator:
         waits_for_room: True if all workers have arrived at a collective, but the log is too full to record
             its end. `retry` tries again.
         worker_requests: Requests to all workers, set by callers.
-        heartbeats: Last heartbeat of each worker (key `(False, worker)`) and server (`(True, index)`), with
-            the time at which it came.
+        heartbeats: Maps `(False, number of a worker)` or `(True, index of a server)` to a pair: the last
+            heartbeat of that process, and the time at which the heartbeat came.
         scaling: State of a change of the number of servers.
     """
 
@@ -219,7 +219,10 @@ class Coordinator:
         return self._complete()
 
     def expire(self, call: Call) -> list[Outcome]:
-        """Refuse a waiting call whose deadline has passed. The arrival or registration itself stays valid."""
+        """Refuse a waiting call whose deadline has passed.
+
+        The worker's arrival at a collective, or its registration, stays valid. The worker may call again.
+        """
         for worker, (_, calls) in self._registering.items():
             if call in calls:
                 calls.remove(call)
@@ -469,7 +472,7 @@ class Coordinator:
         return []
 
     def _turn(self, switch: ModeSwitch) -> None:
-        """Distribute the unused samples by the rules of the new mode."""
+        """Distribute the unused samples by the rules of the new mode, after a mode switch."""
         positions = {}
         for seat, number in switch.rounds.items():
             incarnation = self.members.seats[seat].present

@@ -74,7 +74,7 @@ class DatasetRequest:
 
     @property
     def all(self) -> Range:
-        """Range of all positions of the dataset, over all epochs."""
+        """Range of all sample positions of the dataset, numbered through all epochs."""
         return (0, self.size * self.epochs)
 
     @property
@@ -100,7 +100,7 @@ class DatasetRequest:
 
 
 class DatasetBegun(Message, frozen=True):
-    """Decision to begin distributing a dataset, in sync mode by `plan`."""
+    """Decision to begin distributing a dataset: in sync mode by `plan`, a plan of all rounds."""
 
     request: DatasetRequest
     plan: RoundPlan | None
@@ -174,7 +174,7 @@ class Leases:
 
     @property
     def count(self) -> int:
-        """Number of leases granted so far."""
+        """Number of leases granted to the worker process so far."""
         return self.forgotten + len(self.kept)
 
     def forget(self, number: int) -> None:
@@ -338,7 +338,7 @@ class DataDispatch:
         return max(leases.confirmed, leases.forgotten) < leases.count
 
     def take(self, decision: DatasetBegun | LeaseGranted | DatasetEnded) -> None:
-        """Apply a decision."""
+        """Apply a decision, once it is in the log."""
         match decision:
             case DatasetBegun(request, plan):
                 pool = [request.all]

@@ -52,7 +52,7 @@ class Scaling:
 
     @property
     def is_due(self) -> bool:
-        """True if a request waits to be carried out."""
+        """True if a request for another number of servers waits to be carried out."""
         return self.moving is None and self.request is not None and self.request.number > self.done
 
     def admit(self, decision: Decision) -> None:
@@ -67,11 +67,11 @@ class Scaling:
             raise rows_move(0)
 
     def begin(self) -> None:
-        """Start the move. All workers wait in a collective, which gets its reply only when the move ends."""
+        """Start to move rows. All workers wait in a collective, which ends only when the move has ended."""
         self.moving = self.request
 
     def end(self, endpoints: tuple[str, ...] = ()) -> None:
-        """End the move. `endpoints` are the servers from now on, or empty if nothing has changed."""
+        """End the move of rows. `endpoints` are the servers from now on, or empty if nothing has changed."""
         assert self.moving is not None
         self.done, self.moving = self.moving.number, None
         self.endpoints = endpoints or self.endpoints

@@ -103,7 +103,7 @@ class ViewInstaller:
             self._changed.notify()
 
     def finish(self, seconds: float) -> None:
-        """Wait until every server has the last view, at most `seconds`, because a server may have ended."""
+        """Wait up to `seconds` until every server has the last view (membership). A server may have ended."""
         coordinator = self._host.coordinator
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

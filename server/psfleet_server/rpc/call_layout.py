@@ -196,8 +196,12 @@ def _opening(
         parts: Table, format and shape of each read.
 
     Returns:
-        The bytes before the payload. For each read, the payload offsets of the start of its values, the end
-        of its values and the end of their padding. And the size of the payload in bytes.
+        A triple:
+
+        - the bytes before the payload;
+        - for each read, the offsets in the payload at which its values begin, its values end, and their
+          padding ends;
+        - the size of the payload in bytes.
     """
     header, rooms, end = Header.FromString(fields), [], 0
     for table, form, shape in parts:
@@ -361,7 +365,7 @@ class CallPlan:
         return message, size
 
     def _open(self, outcome: Outcome, view: int) -> _Opening:
-        """Prepare the reply for an outcome and a view number, and keep it."""
+        """Prepare the reply for this outcome of a push and this number of a view (membership)."""
         if self.size:
             header = Header(outcome=outcome, view=view)
             response = lay_out(header, self._asked, self._tables.shape_of)

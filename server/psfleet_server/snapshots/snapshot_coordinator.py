@@ -104,7 +104,7 @@ class SnapshotRequest:
 
 
 class SnapshotPostponed(CheckpointError):
-    """No snapshot is taken now, without any fault: members change, or another snapshot was requested."""
+    """A snapshot has to wait, although nothing failed: members change, or another one was requested."""
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ class SnapshotUnderWay:
         return not self.request.path
 
     def cutting(self) -> PendingCut:
-        """Return the request for each server. The caller adds the round or the members to cut at."""
+        """Return the request to servers to take part. The caller adds the round or the members to cut at."""
         since = self.base[0] if self.base else 0
         remembers = self.request.base or self.request.delta
         return PendingCut(self.number, since=since, remember=remembers)
@@ -553,7 +553,7 @@ class SnapshotCoordinator:
         return self._snapshot
 
     def _enter(self, stage: Stage, seconds: float = NEVER) -> None:
-        """Enter a stage, which may take that many seconds. A server that is shutting down does not wait."""
+        """Enter a stage, which may take `seconds`. A server that is shutting down does not wait."""
         self.stage = stage
         self.deadline = NEVER
         if seconds < NEVER:

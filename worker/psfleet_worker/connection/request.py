@@ -90,7 +90,7 @@ class ServerRequest(Call):
 
     @property
     def number(self) -> int:
-        """Sequence of the push that the request carries."""
+        """Sequence number of the push that the request carries."""
         return int(self._header.sequence)
 
     @property
@@ -108,7 +108,7 @@ class ServerRequest(Call):
         self._header.addressed.extend(pushes)
 
     def rows(self, spec: TableSpec, ids: Ids, learning_rate: float) -> Floats:
-        """Add a sparse gradient. Returns the array [n, push_width] that the caller fills with its rows."""
+        """Add a sparse gradient. Returns the array [n, push_width], to be filled with the gradient's rows."""
         segment = self._lay(segments.ID_ROWS, spec, len(ids), spec.push_width, learning_rate)
         segment.ids[:] = ids
         return segment.values
@@ -130,7 +130,7 @@ class ServerRequest(Call):
         self._add(segment, values)
 
     def packed(self, segment: Segment, *arrays: NDArray[Any]) -> None:
-        """Add a segment whose bytes are these arrays, one after the other."""
+        """Add a segment (one table's tensor) whose bytes are these arrays, one after the other."""
         target = self.reserve(segment, sum(array.nbytes for array in arrays))
         at = 0
         for array in arrays:
@@ -138,7 +138,7 @@ class ServerRequest(Call):
             at += array.nbytes
 
     def reserve(self, segment: Segment, size: int) -> NDArray[np.uint8]:
-        """Add a segment of `size` bytes, and return the array for them, which the caller fills."""
+        """Add a segment (one table's tensor) of `size` bytes. Returns the array for the caller to fill."""
         target, segment.offset = self._room(size)
         self._add(segments.written(segment), target)
         return target

@@ -102,12 +102,12 @@ class LaneMemory:
         return self._memory.bytes[offset : offset + size], offset
 
     def miss(self, size: int) -> None:
-        """Count `size` bytes for which a call that has begun found no space."""
+        """Note that a running call found no space in this memory for `size` bytes of its tensors."""
         self._missed += size
         self.missing = max(self.missing, self._missed)
 
     def ended(self, size: int, shortage: int) -> None:
-        """Count the end of a call with `size` bytes of tensors, of which `shortage` bytes found no space."""
+        """Note the end of a call with `size` bytes of tensors, of which `shortage` bytes found no space."""
         self.largest = max(self.largest, size)
         self._missed -= shortage
 
@@ -161,7 +161,7 @@ class LaneMemory:
     def learn(
         self, before: "PlacedSegment", key: tuple[object, ...], segment: "PlacedSegment"
     ) -> None:
-        """Cache that a call that adds `key` after the segment `before` has `segment` next in its block."""
+        """Cache that `segment` follows `before` in a block, for calls that add the same `key` there."""
         before.next[key] = segment
         self._known += 1
 
@@ -184,7 +184,7 @@ class LentArray:
 
 
 class _LentValues:
-    """Base object of a lent array. All views reference it, so it is released with the last view."""
+    """Base object of an array that a caller has borrowed. It is released with the last view of the array."""
 
     def __init__(self, memory: LaneMemory, array: Floats) -> None:
         self.__array_interface__ = array.__array_interface__

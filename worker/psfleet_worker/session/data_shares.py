@@ -145,7 +145,7 @@ class WorkerData:
         return dealt.what, dealt.view
 
     def _made(self, number: int) -> int:
-        """Return the number of pushes since round `number` was next: 0 or 1. Raises UsageError for more."""
+        """Return how many pushes the step of round `number` has made: 0 or 1. Raises UsageError for more."""
         pushes = self._session.sequence + 1 - number
         if pushes > 1:
             raise UsageError(

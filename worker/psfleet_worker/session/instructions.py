@@ -221,7 +221,7 @@ class CutStream:
     addressed: tuple[int, ...] = ()
 
     def to(self, server: int) -> MarkCut:
-        """Return the mark for one server."""
+        """Return the mark (the worker's last push in the snapshot) for one server."""
         addressed = self.addressed[server] if self.addressed else None
         return dataclasses.replace(self.cut, addressed=addressed)
 

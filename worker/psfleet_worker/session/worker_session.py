@@ -155,7 +155,7 @@ class Session:
     def _join_equal(
         self, key: Callable[[ServerJoined], object], difference: str, switch: int, last: int
     ) -> Program[None]:
-        """Join every server, and repeat that until all servers report the same `key`."""
+        """Join every server, and repeat that until `key` is the same for the replies of all servers."""
         seconds = 0.0
         while len(replies := {*map(key, (yield from self._join(switch, last)))}) > 1:
             if seconds > self._patience:
@@ -362,7 +362,7 @@ class Stream:
         return ticket
 
     def flush(self) -> Program[None]:
-        """Wait until every push is applied. In a mode with rounds this waits until its round closes."""
+        """Wait until every push is applied. With rounds, this waits until the last round has closed."""
         yield from self._arrive()
         yield _FLUSH
         if self.open:

@@ -215,7 +215,7 @@ class FleetPush:
         return None
 
     def refusal(self, error: UsageError) -> UsageError:
-        """Return a refusal with the number of the push, and whether parts of it were applied."""
+        """Add to a refusal the number of the push, and whether other servers have applied their parts."""
         number = self.requests[0].number
         addition = ""
         if sum(self.goes_to) > 1 and not self.is_held:

@@ -299,7 +299,7 @@ class WorkerTables(TableReader):
         return sum(shard_pb2.ShrinkReply.FromString(response).removed for response in replies)
 
     def load(self, path: str) -> None:
-        """Load all tables from a snapshot."""
+        """Load the tables of the snapshot at `path` on all servers."""
         from psfleet.checkpoint import read_specs  # loads the tables of servers
 
         absolute = place_or_url(path)
