@@ -208,8 +208,8 @@ class CollectiveState:
 
         Args:
             seats: Numbers of all workers in the fleet.
-            mode_request: Mode request that the collective announces if it is a barrier and the request is
-                new.
+            mode_request: Mode request (`psfleet mode`) to announce if the collective is a barrier, and if
+                no barrier has announced the request yet.
         """
         if len(self._waiting) < max(len(seats), 1) or not self._waiting.keys() >= set(seats):
             return None

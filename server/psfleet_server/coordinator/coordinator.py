@@ -62,7 +62,7 @@ class Coordinator:
 
     Args:
         workers: Number of workers that the fleet was started for. Workers started later may join too.
-        servers: Number of servers. Each must install every view.
+        servers: Number of servers. Each must install every view (numbered membership).
         dead_after: Seconds of silence after which a worker is removed from the fleet. 0 never removes a
             worker.
 

@@ -54,7 +54,7 @@ class WorkerRequests:
         snapshot: A pair: the number of the snapshot that workers have to mark (name their last push before
             it), and the number of the membership for which it is taken. Sent in replies to heartbeats.
         complete: Number and folder of the newest complete snapshot of the job. Sent in replies to heartbeats.
-        mode_request: The request of `psfleet mode`, which the next barrier announces.
+        mode_request: The request of `psfleet mode` for another mode. The next barrier announces it.
     """
 
     snapshot: tuple[int, int] | None = None

@@ -203,7 +203,8 @@ class DispatchedDataset:
 
     Attributes:
         request: The request that began the dataset.
-        plan: Plan of its rounds, or None if samples are leased.
+        plan: Plan of which worker uses which samples in which round, or None if samples are leased (handed
+            out in ranges on request).
         pool: Samples that are not leased yet. Empty if the dataset has a plan.
         ended: True once all samples have been used.
         resumed: True if the pool holds leftover samples of an earlier job or of another mode. The next
@@ -229,7 +230,7 @@ class DataDispatch:
 
     Attributes:
         datasets: Datasets in the order in which scripts use them.
-        leases: Leases by number of the incarnation (worker process).
+        leases: Maps the number of an incarnation (worker process) to its leases (ranges of samples).
         torn: Pushes that only some servers have.
         inherited: After a resume, the numbers of the datasets that the earlier job had begun and that no
             worker has requested since the resume. The first request for such a dataset may add epochs. Not

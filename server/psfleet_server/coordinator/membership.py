@@ -90,7 +90,8 @@ class Membership:
     Attributes:
         seats: Seats by number. The first ones are those that the fleet was started for.
         incarnations: Number of worker processes that have been members so far.
-        view: Number of the last decided view (the coordinator's term, then the changes within the term).
+        view: Number of the last decided view (membership). It consists of the number of the coordinator's
+            term and of the changes within the term.
         closed: Highest closed round that a server reported for that view.
         sync: True if the fleet trains in rounds.
     """

@@ -171,7 +171,7 @@ class SnapshotWriter:
                 reply(_unknown(number))
 
     def end(self) -> None:
-        """Accept no more snapshots, give up those without a cut, and write the others without pauses."""
+        """Accept no more snapshots, give up those without a cut yet, and write the others without pauses."""
         with self._lock:
             self._ending = True
             numbers = [n for n, part in self._parts.items() if not part.made]

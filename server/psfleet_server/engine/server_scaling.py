@@ -70,7 +70,9 @@ _ALONE = 60.0  # seconds to wait for standbys to have the rows
 
 
 class ServerScaling:
-    """Carries out the moves that the coordinator's `scaling` describes, one at a time, in a thread.
+    """Carries out moves of rows to another number of servers, one at a time, in a thread.
+
+    The coordinator's attribute `scaling` describes the move to make.
 
     Args:
         host: Host of server 0's shard.

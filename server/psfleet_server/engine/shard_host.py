@@ -106,7 +106,7 @@ class ShardHost:
         worker_reports: Metrics and NaN reports of workers (server 0 only).
         boot: Random number that identifies this process. A change of the number shows that a server was
             restarted.
-        followers: Waiting requests of followers.
+        followers: Waiting requests of followers (processes that keep a copy of the weights).
         mode_requests: Requests of `psfleet mode` for another mode.
         scale_file: Requests for another number of servers.
         scale: Called when a change of the number of servers can continue.
@@ -360,7 +360,7 @@ class ShardHost:
         return self._finish(response, OUTCOME_UNSPECIFIED, header.view)
 
     def follow(self, request: ChangesRequest, reply: DeferredReply) -> None:
-        """Reply to a follower once the round it waits for is closed, or when its waiting time is over."""
+        """Reply to a follower's request for changes when its round has closed, or when it has waited enough."""
         self._check_waiting_calls()
         with self.mutating():
             instructions = self.followers.ask(request, reply)
@@ -417,7 +417,7 @@ class ShardHost:
             reply.park(self._deadlines, lambda: self._expire_collective(coordinator, reply))
 
     def retry(self) -> None:
-        """Repeat decisions that had to wait because the disk of the log was full.
+        """Repeat decisions of the coordinator that had to wait because the disk of the log was full.
 
         Raises:
             NoRoom: The disk is still full.

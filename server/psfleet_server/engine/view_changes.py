@@ -50,7 +50,7 @@ _SILENT = 10.0  # seconds until the log names a server that does not reply
 
 
 class ViewInstaller:
-    """Makes the coordinator's calls to the servers, in a thread.
+    """Makes the coordinator's calls to the servers, for changes of members, in a thread.
 
     Args:
         host: Host of server 0's shard, with the coordinator.

@@ -145,7 +145,7 @@ class AttachedMemory:
             return shared.memory
 
     def plan(self, worker: int, generation: int, layout: bytes) -> CallPlan | None:
-        """Return the plan (fast way to carry out a call by addresses) for these layout bytes, or None.
+        """Return the plan that carries out calls with these layout bytes by addresses, or None.
 
         The caller notes the call's turn (its number in the shared memory) with `claim`.
         """

@@ -384,7 +384,7 @@ class CallPlan:
 def plan_of(
     tables: ShardTables, request: TensorRequest, room: PullResponse | None, payload: memoryview
 ) -> CallPlan | None:
-    """Return a plan (by addresses, without arrays) for calls like this one.
+    """Return a plan that carries out calls like this one by addresses, without making arrays.
 
     Returns None if such calls need arrays or are invalid.
     """

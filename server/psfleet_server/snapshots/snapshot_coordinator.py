@@ -608,7 +608,7 @@ class SnapshotCoordinator:
         return [BeginCuts(self._now.folder, self._now.cutting())]
 
     def _place(self, standings: Sequence[Standing]) -> Instructions:
-        """Tell all servers where to cut: after the same round, or at the marks of the same worker processes.
+        """Tell all servers where to cut: after the same round, or where the same worker processes tell them.
 
         A worker joins one server after the other, so servers may know different workers for a moment. Then
         the servers are asked again, until `agree_by`.
@@ -687,8 +687,9 @@ class SnapshotCoordinator:
     def _announce(self) -> Instructions:
         """Announce the snapshot to the workers.
 
-        Without rounds, workers mark their streams only once all workers have learned of the snapshot. Some
-        workers learn of it up to a heartbeat later, and a push after a mark waits for the last mark. If each
+        Without rounds, workers mark their last push in the snapshot only once all workers have learned of the
+        snapshot. Some workers learn of it up to a heartbeat later, and a push after a mark waits for the last
+        mark. If each
         worker marked at once, fast workers would stop and wait for slow ones.
         """
         announcement = AnnounceSnapshot(self._number)

@@ -60,7 +60,7 @@ class WorkerStates:
         return keepers - self._farewells.keys()
 
     def farewells(self, last: Callable[[int], int]) -> dict[int, Any]:
-        """Return, for each worker that has left, its last state before the cut.
+        """Return, for each worker that has left, its last state that belongs into the snapshot.
 
         Args:
             last: Returns a worker's last push or round in the snapshot.

@@ -64,7 +64,7 @@ class LaneMemory:
         missing: Maximum number of bytes, over all simultaneous calls, that found no space. 0 means that the
             memory was always large enough.
         largest: Bytes of all tensors of the largest call.
-        lent: Maximum number of bytes of arrays that were to be lent at once.
+        lent: Highest number of bytes of lent arrays at one time, including an array that could not be lent.
         give: Frees the place at an offset.
         lost: True once a call with tensors in this memory has failed. No place of it is used again.
         turns: Numbers of the next calls. A server refuses a call that is not newer than the last one, because

@@ -129,7 +129,7 @@ class AwaitPushes:
 
 @value_class
 class AwaitReads:
-    """Wait for the replies to a prefetched pull. The result is the newest view number in the replies.
+    """Wait for the replies to a prefetched pull. The result is the newest view (membership) number in them.
 
     Attributes:
         joined: True to also copy the values into arrays, which frees their shared memory.
@@ -142,7 +142,8 @@ class AwaitReads:
 class SendPull:
     """Make a pull, in the same calls as a push that is held back for it, if there is one.
 
-    The result is an object whose `view` is the newest view number that a server has reported.
+    The result is an object whose `view` is the newest number of a view (membership) that a server has
+    reported.
 
     Attributes:
         commit: In sync mode, the round that the pull commits (allows servers to close) and waits for, or 0 if

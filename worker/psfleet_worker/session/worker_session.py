@@ -60,7 +60,7 @@ class Session:
     Args:
         worker: Number of the worker.
         mode: Mode in which the script begins.
-        patience: Seconds that servers may be in different modes or rounds.
+        patience: Seconds for which servers may be in different modes or rounds before that is an error.
 
     Attributes:
         declared: Present mode, with those settings that servers need.
@@ -392,7 +392,7 @@ class Stream:
 
 
 class Collectives:
-    """Collectives of one worker process: flush the stream, wait for all workers, and join rounds again.
+    """Collectives of one worker process: apply its pushes, wait for all workers, and join rounds again.
 
     Args:
         session: State of the worker process.

@@ -264,7 +264,7 @@ class Transfers:
         return goes_to
 
     def _land(self, joined: bool) -> int:
-        """Wait for the replies of prefetched pulls, and return the newest view number in them, or 0.
+        """Wait for the replies of prefetched pulls. Returns the newest view (membership) number, or 0.
 
         A reply stays in shared memory until its pull is joined. At most the newest reply stays there, so that
         prefetching needs the memory of two steps at most.
