@@ -339,7 +339,7 @@ class DataDispatch:
         return max(leases.confirmed, leases.forgotten) < leases.count
 
     def take(self, decision: DatasetBegun | LeaseGranted | DatasetEnded) -> None:
-        """Apply a decision, once it is in the log."""
+        """Apply a decision to the state of the datasets and leases."""
         match decision:
             case DatasetBegun(request, plan):
                 pool = [request.all]

@@ -360,7 +360,7 @@ class ShardHost:
         return self._finish(response, OUTCOME_UNSPECIFIED, header.view)
 
     def follow(self, request: ChangesRequest, reply: DeferredReply) -> None:
-        """Reply to a follower's request for changes when its round has closed, or when it has waited enough."""
+        """Reply to a follower's request for changes when its round has closed or its time is over."""
         self._check_waiting_calls()
         with self.mutating():
             instructions = self.followers.ask(request, reply)

@@ -109,7 +109,7 @@ class SnapshotPostponed(CheckpointError):
 
 @dataclass(frozen=True)
 class Standing:
-    """State of a server when a snapshot begins, before the server learns where to cut its pushes.
+    """State of a server at the time of its reply to a request to take part in a snapshot.
 
     Attributes:
         mode: Consistency mode of the fleet, or empty if no worker has joined.
