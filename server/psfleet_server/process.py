@@ -78,7 +78,8 @@ class Server:
         environment: Environment of the process.
         endpoint: Endpoint of the server. Ports are known only inside the `with` block.
         recovered: Number of log records that were replayed at the start.
-        term: Term with which this process has taken over from its primary, or 0 if it has not.
+        term: Number that the launcher gave to the takeover in which this process replaced its primary, or 0
+            if this process has not taken over.
         announce: Called with a line when the server is ready, after its ready file was written.
     """
 
@@ -136,7 +137,8 @@ class Server:
     def run(self, commands: int = 0) -> None:
         """Serve until every worker has left or `stop` is called.
 
-        A standby first follows its primary, and serves only after the launcher has promoted it.
+        A standby (a process that keeps a copy of another server's state) first follows that server, its
+        primary. It serves only after the launcher has promoted it.
 
         Args:
             commands: File descriptor from which the launcher's takeover commands are read.
@@ -233,7 +235,7 @@ class Server:
         return self
 
     def _is_awaited(self) -> bool:
-        """Return whether workers may be waiting for this server to come back."""
+        """Return whether workers may be waiting for this server to come back after a failure."""
         return self.environment.keeps_log or self.standby is not None
 
     def _add_services(self, server: grpc.Server) -> None:
@@ -456,8 +458,8 @@ def serve(environment: Environment, load_path: str | None = None) -> None:
         load_path: Checkpoint to start from, or None.
 
     Raises:
-        ConfigError: The environment is not a server's, its endpoint cannot be bound, or a module of rules
-            cannot be imported.
+        ConfigError: The environment is not a server's, its endpoint cannot be bound, or a module with
+            optimizer rules cannot be imported.
         CheckpointError: `load_path` is not a checkpoint.
     """
     set_up_logs("server", environment.rank)

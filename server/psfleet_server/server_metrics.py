@@ -202,7 +202,11 @@ def _tables(shard: Shard) -> "Iterator[Metric]":
 
 
 def _staleness(counts: Mapping[int, int], mode: str) -> "Metric":
-    """Return the counts by staleness as a histogram. Above 256 the shard counts by powers of two."""
+    """Return the staleness of pushes as a histogram.
+
+    Staleness is the number of other workers' pushes that a server applied between a worker's pull and its
+    push. Above 256 the shard counts by powers of two.
+    """
     edges = [0, *(1 << power for power in range(_LARGEST_AGE + 1))]
     buckets = [
         (str(edge), float(sum(count for age, count in counts.items() if age <= edge)))
@@ -215,7 +219,9 @@ def _staleness(counts: Mapping[int, int], mode: str) -> "Metric":
 
 
 def standby_metrics(host: ShardHost, standby: Standby) -> bytes:
-    """Return the metrics of a standby as text. Records may be applied meanwhile.
+    """Return the metrics of a standby (a process that follows a server's log) as text.
+
+    The standby may apply records meanwhile.
 
     Args:
         host: Host of the shard that the standby's records change.
@@ -255,7 +261,7 @@ class MetricsService:
         )
 
     def end(self) -> None:
-        """Reply to the calls that wait for the end of this server. Its figures are final now."""
+        """Reply to the calls that wait for the end of this server. The server's metrics are final now."""
         with self._lock:
             self._is_over = True
         for reply in self._waiting:

@@ -11,6 +11,8 @@ standard input of servers and standbys:
     promote TERM     to a standby: take the place of the primary, which has ended or is about to be ended
     release ATTACH   to a primary: no standby up to this attachment number will ever take over
 
+The launcher numbers the standbys of a server in rising order; such a number is an attachment number.
+
 Only the process that started this one can write to that input, and lines arrive in order. A separate thread
 reads the commands, because all threads that handle calls may be waiting for the very standby that is to be
 released.
@@ -62,7 +64,7 @@ class Standby:
         records: Number of records applied, including those of the first copy.
         bytes: Bytes of these records.
         metrics: Returns the metrics of this process as text.
-        term: Term with which this process has taken over, or 0 while it follows.
+        term: Number that the launcher gave to the takeover by this process, or 0 while this process follows.
     """
 
     def __init__(self, host: ShardHost, environment: Environment, access: Access) -> None:
@@ -116,7 +118,7 @@ class Standby:
         """Stop applying records. From now on this process is the primary.
 
         Args:
-            term: Term of the takeover, which the launcher assigns.
+            term: Number of the takeover, assigned by the launcher. Later takeovers have higher numbers.
         """
         with self._taking:
             self.term = term
@@ -203,10 +205,10 @@ class Standby:
         return ServerUnavailable(f"{self._name} has let go of its standby")
 
     def _be_required(self, number: int) -> None:
-        """Handle the message that the primary requires this standby.
+        """Handle the primary's message that its replies now wait for this standby.
 
-        The first such message comes after the copy. Later messages have a number, and this process confirms
-        the number to show that it still follows, unless it has taken over.
+        The first such message comes after the copy of the tables. Later messages have a number. This process
+        confirms the number to show that it still follows, unless it has taken over.
         """
         if not self._required:
             # First note it in the log: once this process has reported to the launcher that it is ready, it
@@ -277,7 +279,8 @@ class TakeoverCommands:
     """Thread that reads and carries out the launcher's commands, until the input ends.
 
     Args:
-        release: Called for `release ATTACH`: stops waiting for standbys up to that attachment number.
+        release: Called for `release ATTACH`: stops waiting for standbys up to number ATTACH. The launcher
+            numbers the standbys of a server.
         standby: Returns this process's Standby, or None if the process is a primary.
         source: File descriptor of the commands.
     """

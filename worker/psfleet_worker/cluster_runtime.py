@@ -77,7 +77,7 @@ class ClusterRuntime(ClusterLike):
 
     Attributes:
         wire: Compression on the wire, as given or the default.
-        counters: Counters whose counts are sent with this worker's pushes.
+        counters: Counters of the script. This worker's pushes carry their counts.
     """
 
     pools = True
@@ -194,7 +194,7 @@ class ClusterRuntime(ClusterLike):
         """Push the gradients of one step, unless an earlier process of this worker has made this push.
 
         Args:
-            gradients, samples, loss: As for `Runtime.push`.
+            gradients, samples, loss: The same as for `Runtime.push`.
             position: Position of the script in its data after the step, or None for the present position.
         """
         if self.counters:
@@ -210,7 +210,7 @@ class ClusterRuntime(ClusterLike):
         return ticket
 
     def _audited(self, audit: Any) -> Gradient:
-        """Return the gradient that counts this push on every server, under `psfleet-launch --chaos`."""
+        """Return the gradient that counts this push on every server, in a job with faults made on purpose."""
         if audit.spec.key not in self._tables.specs:
             self.create(audit.spec)
         gradient: Gradient = audit.gradient(self._session.declared.adds_deltas)
@@ -247,9 +247,9 @@ class ClusterRuntime(ClusterLike):
     @override
     @deferred()
     def set_mode(self, consistency: ConsistencySettings) -> None:
-        """Switch to another mode.
+        """Switch to another consistency mode.
 
-        Skipped if an earlier process of this worker has already made this switch.
+        Does nothing if an earlier process of this worker has already made this switch.
         """
         mode = consistency.declared
         conflict = mode.conflicts.get("wire")

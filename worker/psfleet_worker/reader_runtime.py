@@ -173,7 +173,7 @@ class ReaderRuntime(ReadOnlyRuntime):
         return [shard_pb2.StatusReply.FromString(reply) for reply in replies]
 
     def read_changes(self, requests: Sequence[ChangesRequest | None]) -> list[ChangesReply]:
-        """Request changes of the servers' tables. Returns the replies, one for each request that is not None.
+        """Request the changes of tables. Returns the replies, one for each request that is not None.
 
         Args:
             requests: One request per server (psfleet.serving.following makes them), or None to skip that
@@ -257,7 +257,7 @@ def _version(
     masks: Sequence[Sequence[bool]],
     requests: Sequence[_ReadRequest],
 ) -> ReadVersion:
-    """Combine the replies of all servers to the reads of these tables into one version."""
+    """Combine the rounds and steps in all servers' replies into one version: lowest and highest of each."""
     rounds = [request.round for request in queries] or [0]
     counts = [iter(request.steps) for request in requests]
     steps: dict[str, list[int]] = {}

@@ -36,9 +36,11 @@ class SnapshotMarks:
     """Takes part in snapshots for one worker process.
 
     Attributes:
-        state_at: Returns the worker's state (JSON) as of the push with a number, or b"". For a number below 0
-            it returns a list of [number, state] for the last pushes. Its second argument is a function that
-            returns True if the script cannot end its step now, so waiting for the end is useless.
+        state_at: Function that returns the worker's state as JSON, or b"" if there is none. Its first
+            argument is the number of a push: the state is the one after that push. For a number below 0 it
+            returns a list of [number, state] for the last pushes. Its second argument is a function that
+            returns True if the script cannot end its present step, so that waiting for the end of the step
+            is useless.
         newest: Folder of the newest snapshot of the job, and this worker's last push in it (0 if unknown), or
             None before the first one is announced.
     """
@@ -68,8 +70,8 @@ class SnapshotMarks:
         """Context in which the script waits for all workers, or for a snapshot.
 
         Args:
-            seconds: Seconds after which the script counts as stuck if the script of some worker waits for a
-                snapshot: no collective ends meanwhile.
+            seconds: Seconds after which the script counts as stuck (cannot end its step) if the script of
+                some worker waits for a snapshot. No collective of all workers ends meanwhile.
         """
         self._stuck_from = time.monotonic() + seconds
         try:

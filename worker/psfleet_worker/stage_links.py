@@ -128,7 +128,7 @@ class StageLinks:
         return socket
 
     def send(self, process: int, tag: str, arrays: Sequence[Array]) -> None:
-        """Send arrays to a stage, under a tag that the receiver waits for. Waits while its queue is full.
+        """Send arrays to a stage, under a tag that the receiver waits for. Waits while the queue is full.
 
         Raises:
             DeadlineExceeded: The queue stayed full for `patience` seconds.
@@ -155,7 +155,7 @@ class StageLinks:
         """Wait for the arrays that a stage sends under a tag, and return them.
 
         Raises:
-            DeadlineExceeded: They did not come within `patience` seconds.
+            DeadlineExceeded: The arrays did not come within `patience` seconds.
         """
         deadline = time.monotonic() + self._patience
         while (process, tag) not in self._inbox:

@@ -77,7 +77,7 @@ class StepTimes:
     _spent: int = 0  # pull + push + wait + data at the last push
 
     def pushed(self, samples: int, loss: float | None) -> None:
-        """Count a push, and add the step's remaining time to `script`."""
+        """Count a push, and add to `script` the time of the step that no other counter has."""
         now, elsewhere = time.perf_counter_ns(), self.pull + self.push + self.wait + self.data
         if self._pushed:
             duration = now - self._pushed
@@ -209,9 +209,9 @@ class WorkerMetrics:
         retries: Returns the total number of repeated attempts of calls.
 
     Attributes:
-        watch: Check for values that are not finite, or None before the worker's transfers exist.
-        compressor: Compressor of gradients, or None until then.
-        hot: Summary of the ids of batches, or None until then.
+        watch: Check for values that are not finite, or None before the worker can push and pull.
+        compressor: Compressor of gradients, or None before the worker can push and pull.
+        hot: Finds the most frequent ids of batches, or None before the worker can push and pull.
         wanted: True if server 0 requests the metrics.
     """
 

@@ -49,8 +49,9 @@ class Arrival:
         value: The worker's array, or None at a barrier.
         change: At a mode switch, the ordinal of the switch in the worker's script.
         round: At a mode switch, the number of the worker's last push.
-        position: At a mode switch, the worker's progress in its data: number of data leases used up, and
-            number of samples used of the next lease.
+        position: At a mode switch, the worker's progress in its data. The first number counts the leases
+            (ranges of samples from server 0) that are used up, the second the samples used of the next
+            lease.
     """
 
     worker: int
@@ -77,7 +78,10 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class ModeRequest:
-    """A request of `psfleet mode` to switch the mode. Later requests have a higher `number`."""
+    """Request from outside the script (`psfleet mode`) to switch the consistency mode.
+
+    Later requests have a higher `number`.
+    """
 
     number: int
     mode: str
@@ -90,7 +94,7 @@ class CollectiveReply:
 
     Attributes:
         value: Result of the reduction, or None at a barrier.
-        mode_request: The mode request that a barrier announces, or None.
+        mode_request: Request of `psfleet mode` for another mode, announced by this barrier, or None.
     """
 
     call: Call
@@ -107,7 +111,8 @@ class ModeSwitch:
         agreed: The new mode as numbers: the number of the mode itself, then those settings of the mode that
             servers need.
         rounds: Number of the last push of each worker.
-        positions: Progress of each worker in its data: leases used up, and samples used of the next lease.
+        positions: Maps each worker to its progress in the data: the number of leases (ranges of samples from
+            server 0) that are used up, and the number of samples used of the next lease.
     """
 
     number: int
@@ -130,7 +135,10 @@ class ModeSwitch:
 
 
 class CollectiveCompleted(Message, frozen=True):
-    """Decision that a collective is complete. A barrier may also announce a mode request."""
+    """Decision that a collective is complete.
+
+    A barrier may also announce a mode request (somebody asks for another mode with `psfleet mode`).
+    """
 
     number: int
     value: Array | None
@@ -145,7 +153,8 @@ class CollectiveState:
     Attributes:
         completed: Number of completed collectives.
         results: Results of all-reduces, by number of the collective. The oldest are dropped beyond 64 MiB.
-        told: Mode requests that barriers have announced to workers, by number of the barrier.
+        told: Maps the number of a barrier to the mode request (`psfleet mode`) that it has announced to
+            workers.
         switch: The last mode switch, or None.
     """
 
@@ -189,7 +198,7 @@ class CollectiveState:
         return value
 
     def last_told(self) -> int:
-        """Number of the last mode request that a barrier has announced, or 0."""
+        """Number of the last mode request (`psfleet mode`) that a barrier has announced, or 0."""
         return max((mode_request.number for mode_request in self.told.values()), default=0)
 
     def complete(
@@ -199,8 +208,8 @@ class CollectiveState:
 
         Args:
             seats: Numbers of all workers in the fleet.
-            mode_request: Mode request that the collective announces if it is a barrier and the request is
-                new.
+            mode_request: Mode request (`psfleet mode`) to announce if the collective is a barrier, and if
+                no barrier has announced the request yet.
         """
         if len(self._waiting) < max(len(seats), 1) or not self._waiting.keys() >= set(seats):
             return None
@@ -238,7 +247,7 @@ class CollectiveState:
         )
 
     def take(self, decision: CollectiveCompleted) -> list[CollectiveReply | SendError]:
-        """Complete the collective. Returns the replies to all calls that wait for it."""
+        """Complete a collective, as decided. Returns the replies to all calls that wait for it."""
         self.completed = decision.number
         self.switch = decision.switch or self.switch
         if decision.value is not None:

@@ -62,7 +62,7 @@ class Coordinator:
 
     Args:
         workers: Number of workers that the fleet was started for. Workers started later may join too.
-        servers: Number of servers. Each must install every view.
+        servers: Number of servers. Each must install every view (numbered membership).
         dead_after: Seconds of silence after which a worker is removed from the fleet. 0 never removes a
             worker.
 
@@ -72,8 +72,8 @@ class Coordinator:
         waits_for_room: True if all workers have arrived at a collective, but the log is too full to record
             its end. `retry` tries again.
         worker_requests: Requests to all workers, set by callers.
-        heartbeats: Last heartbeat of each worker (key `(False, worker)`) and server (`(True, index)`), with
-            the time at which it came.
+        heartbeats: Maps `(False, number of a worker)` or `(True, index of a server)` to a pair: the last
+            heartbeat of that process, and the time at which the heartbeat came.
         scaling: State of a change of the number of servers.
     """
 
@@ -104,7 +104,11 @@ class Coordinator:
         self.recent = RecentEvents()
 
     def start(self) -> None:
-        """Take over as the coordinator: begin a new term, and make all servers install its first view."""
+        """Take over as the coordinator, when server 0 starts or restarts.
+
+        Begins a new term (the time in which one process is the coordinator), and makes all servers install
+        the first view (numbered membership) of that term.
+        """
         self._decide(TermStarted(self.term + 1))
         self._wanted = True
         # It is not known who has installed the last view, so no worker is told that it is a member until
@@ -117,17 +121,17 @@ class Coordinator:
 
     @property
     def view(self) -> int:
-        """Number of the last decided view."""
+        """Number of the last view (membership of the fleet) that was decided."""
         return self.members.view
 
     @property
     def is_installed(self) -> bool:
-        """True if every server has installed the last view."""
+        """True if every server works with the last decided view (numbered membership)."""
         return not self._uninstalled
 
     @property
     def is_busy(self) -> bool:
-        """True if a change of members is wanted or under way, or a server has not installed the last view."""
+        """True if a change of members is wanted, or a server still works with earlier members."""
         return self._wanted or self._change is not None or bool(self._uninstalled)
 
     @property
@@ -215,7 +219,10 @@ class Coordinator:
         return self._complete()
 
     def expire(self, call: Call) -> list[Outcome]:
-        """Refuse a waiting call whose deadline has passed. The arrival or registration itself stays valid."""
+        """Refuse a waiting call whose deadline has passed.
+
+        The worker's arrival at a collective, or its registration, stays valid. The worker may call again.
+        """
         for worker, (_, calls) in self._registering.items():
             if call in calls:
                 calls.remove(call)
@@ -225,7 +232,7 @@ class Coordinator:
         return [*self.collectives.expire(call, self.members.present())]
 
     def _lacking(self) -> str:
-        """Name, for an error message, the servers that a registration waits for."""
+        """Name, for an error message, the servers that a worker's registration still waits for."""
         servers = self._uninstalled
         if self._change is not None:
             servers = set(range(self.servers)) - self._change.reports.keys()
@@ -269,7 +276,7 @@ class Coordinator:
     def assign_data(
         self, worker: int, incarnation: int, request: DatasetRequest
     ) -> RoundPlan | tuple[Range, ...] | None:
-        """Return the data of a worker: a plan of all rounds in sync mode, otherwise a lease on some samples.
+        """Return the data of a worker: in sync mode a plan of all rounds, otherwise a lease on some samples.
 
         Returns an empty lease if the dataset has ended, and None if the worker has to wait and ask again.
 
@@ -307,7 +314,10 @@ class Coordinator:
             raise Gap(f"data of round {request.round} was asked for before the fleet changed modes")
 
     def rebooted(self, server: int, boot: int) -> None:
-        """Note the process of a server. After a restart, the new process has to install the view."""
+        """Note which process (`boot`, a random number) runs as a server.
+
+        After a restart of the server, its new process has to install the last view (numbered membership).
+        """
         if self._boots.get(server) == boot or server >= self.servers:
             return
         before = self._boots.get(server)
@@ -319,17 +329,21 @@ class Coordinator:
             self._abandon()
 
     def _abandon(self) -> None:
-        """Start the change again under a new number, because a server's report is no longer valid."""
+        """Start the change of members again under a new view number, after a server has restarted.
+
+        The report of the server's earlier process need not be true for the new one.
+        """
         assert self._change is not None
         self._joining = {**self._change.joining, **self._joining}
         self._removed |= self._change.removed
         self._change, self._wanted = None, True
 
     def due(self) -> list[PendingMessage]:
-        """Return the messages to send now: Freeze while a change of members is under way, otherwise Install.
+        """Return the messages to send now.
 
-        A message is returned again until its server has replied. Nothing is due while rows move to other
-        servers.
+        While a change of members is under way, servers get Freeze (close no rounds, and report). Otherwise
+        servers without the last decided members get Install. A message is returned again until its server
+        has replied. Nothing is due while rows move to other servers.
         """
         if self.scaling.moving is not None:
             return []
@@ -361,7 +375,9 @@ class Coordinator:
         self._joining, self._removed = {}, set()
 
     def reported(self, server: int, boot: int, view: int, report: ViewReport) -> list[Outcome]:
-        """Note the report of a frozen server. The report of the last server decides the view.
+        """Note the report of a frozen server (one that closes no rounds during a change of members).
+
+        The last server's report makes the coordinator decide the view (the new numbered membership).
 
         Raises:
             PsfleetError: The decision could not be journalled. The last server then has to report again.
@@ -382,7 +398,10 @@ class Coordinator:
         return [*refusals, *self._complete()]
 
     def _view(self, change: ViewChange) -> list[Outcome]:
-        """Decide the next view. Returns refusals for the waiting calls of removed worker processes."""
+        """Decide the next view (numbered membership) from the reports of all servers.
+
+        Returns refusals for the waiting calls of removed worker processes.
+        """
         before = {index: seat.incarnation for index, seat in self.members.seats.items()}
         # The next state is made in copies: if the journal refuses the decision, nothing has changed.
         members, dispatch = copy.deepcopy((self.members, self.dispatch))
@@ -404,7 +423,10 @@ class Coordinator:
         ]
 
     def installed(self, server: int, boot: int, view: int) -> list[Outcome]:
-        """Note that a server has installed the view. After the last one, new workers get their reply."""
+        """Note that a server works with a view (numbered membership).
+
+        Once all servers do, new workers get the reply to their registration.
+        """
         if view == self.view and self._boots.get(server) == boot:
             self._uninstalled.discard(server)
         return [*self._seated(), *self._complete()]
@@ -450,7 +472,7 @@ class Coordinator:
         return []
 
     def _turn(self, switch: ModeSwitch) -> None:
-        """Distribute the unused samples by the rules of the new mode."""
+        """Distribute the unused samples by the rules of the new mode, after a mode switch."""
         positions = {}
         for seat, number in switch.rounds.items():
             incarnation = self.members.seats[seat].present

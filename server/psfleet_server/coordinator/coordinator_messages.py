@@ -51,10 +51,10 @@ class WorkerRequests:
     """Requests to every worker. A request is repeated in every reply until the caller clears it.
 
     Attributes:
-        snapshot: Number of the snapshot that workers have to mark, and the view it belongs to. Sent in
-            replies to heartbeats.
+        snapshot: A pair: the number of the snapshot that workers have to mark (name their last push before
+            it), and the number of the membership for which it is taken. Sent in replies to heartbeats.
         complete: Number and folder of the newest complete snapshot of the job. Sent in replies to heartbeats.
-        mode_request: The request of `psfleet mode`, which the next barrier announces.
+        mode_request: The request of `psfleet mode` for another mode. The next barrier announces it.
     """
 
     snapshot: tuple[int, int] | None = None
@@ -71,9 +71,10 @@ class Registration:
         incarnation: Number that identifies this process as the worker's present one (*incarnation*). The
             numbers grow over all workers.
         first: First round in which the servers expect pushes of this process.
-        view: Number of the last view.
+        view: Number of the last view (membership of the fleet).
         completed: Number of completed collectives.
-        switch: Last mode switch among these collectives, or None. Perhaps no server has applied it yet.
+        switch: Last mode switch among the completed collectives, or None. Perhaps no server has applied the
+            switch yet.
         progress: Loop position that an earlier process of the same worker has reached, or empty.
     """
 
@@ -87,7 +88,7 @@ class Registration:
 
 
 class TermStarted(Message, frozen=True):
-    """Decision that a process becomes the coordinator for this term. Terms are numbered from 1."""
+    """Decision that a process becomes the coordinator. Each such process gets a term, numbered from 1."""
 
     term: int
 
@@ -108,7 +109,10 @@ class WorkerLeft(Message, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PendingMessage:
-    """Message to a server. `boot` identifies the server's process, or is 0 if that is not known yet."""
+    """Message to a server during a change of members.
+
+    `boot` identifies the server's process, or is 0 if that is not known yet.
+    """
 
     server: int
     boot: int

@@ -38,11 +38,12 @@ class DatasetRequest:
         epochs: Number of epochs.
         seed: Seed of the order of samples. Server 0 only checks that all workers use the same seed.
         round: In sync mode the worker's next round, otherwise 0.
-        lease: In other modes the number of leases that the worker's process has received already.
+        lease: In other modes the number of leases (ranges of samples) that the worker's process has received
+            already.
         used: Number of these leases that are used up, with all pushes acknowledged.
         group: Number of processes (pipeline stages) that make up one worker. The first of them requests the
             data for all.
-        known: Number of these leases that server 0 knows from pushes to be used up.
+        known: Number of these leases that are used up according to the worker's pushes to server 0.
         parts: Number of parts of a growing source that this worker has found. The number in the first request
             for the dataset applies to all workers. 0 means that no parts are added later.
     """
@@ -73,7 +74,7 @@ class DatasetRequest:
 
     @property
     def all(self) -> Range:
-        """Range of all positions of the dataset, over all epochs."""
+        """Range of all sample positions of the dataset, numbered through all epochs."""
         return (0, self.size * self.epochs)
 
     @property
@@ -83,7 +84,7 @@ class DatasetRequest:
 
     @property
     def same(self) -> tuple[int, ...]:
-        """Fields that must be equal in the requests of all workers."""
+        """Values that must be equal in the requests of all workers."""
         return (self.size, self.batch, self.epochs, self.seed)
 
     def extends(self, other: "DatasetRequest") -> bool:
@@ -94,19 +95,22 @@ class DatasetRequest:
         return (self.size, self.seed) == (other.size, other.seed) and self.epochs >= other.epochs
 
     def takers(self, seats: Iterable[int]) -> tuple[int, ...]:
-        """Return the workers among `seats` that request data, ascending: the first stage of each group."""
+        """Return the workers among `seats` that request data, ascending: the first stage of each pipeline."""
         return tuple(sorted(seat for seat in seats if seat % self.group == 0))
 
 
 class DatasetBegun(Message, frozen=True):
-    """Decision to begin distributing a dataset, in sync mode by `plan`."""
+    """Decision to begin distributing a dataset: in sync mode by `plan`, a plan of all rounds."""
 
     request: DatasetRequest
     plan: RoundPlan | None
 
 
 class LeaseGranted(Message, frozen=True):
-    """Decision to grant a worker process one more lease. It has used up its first `used` leases."""
+    """Decision to grant a worker process one more lease (range of samples).
+
+    The worker process has used up its first `used` leases.
+    """
 
     incarnation: int
     dataset: int
@@ -142,7 +146,8 @@ class SeatPosition:
         incarnation: Number of the worker's present process.
         first: In sync mode the first round in which the process takes part.
         round: In sync mode the last round that the process has pushed.
-        position: In other modes the number of leases used up, and of samples used of the next lease.
+        position: In other modes a pair: the number of leases (ranges of samples from server 0) that are
+            used up, and the number of samples used of the next lease.
     """
 
     incarnation: int
@@ -153,7 +158,9 @@ class SeatPosition:
 
 @dataclass
 class Leases:
-    """Leases of one worker process. Used leases are dropped and only counted.
+    """Leases (samples that server 0 hands out) of one worker process.
+
+    Used leases are dropped and only counted.
 
     Attributes:
         forgotten: Number of used leases that were dropped.
@@ -167,7 +174,7 @@ class Leases:
 
     @property
     def count(self) -> int:
-        """Number of leases granted so far."""
+        """Number of leases granted to the worker process so far."""
         return self.forgotten + len(self.kept)
 
     def forget(self, number: int) -> None:
@@ -177,7 +184,11 @@ class Leases:
         self.forgotten += count
 
     def left(self, position: Position) -> list[tuple[int, tuple[Range, ...]]]:
-        """Return dataset number and remaining samples of each lease not used up at `position`."""
+        """Return the dataset number and the remaining samples of each lease that is not used up.
+
+        Args:
+            position: The number of leases that are used up, and of samples used of the next lease.
+        """
         used, offset = position
         return [
             (dataset, part(ranges, offset if number == used else 0, length(ranges)))
@@ -192,7 +203,8 @@ class DispatchedDataset:
 
     Attributes:
         request: The request that began the dataset.
-        plan: Plan of its rounds, or None if samples are leased.
+        plan: Plan of which worker uses which samples in which round, or None if samples are leased (handed
+            out in ranges on request).
         pool: Samples that are not leased yet. Empty if the dataset has a plan.
         ended: True once all samples have been used.
         resumed: True if the pool holds leftover samples of an earlier job or of another mode. The next
@@ -206,7 +218,7 @@ class DispatchedDataset:
     resumed: bool = False
 
     def pool_for(self, request: DatasetRequest) -> list[Range]:
-        """Return the unused samples of the dataset, and the epochs that the request adds."""
+        """Return the unused samples of the dataset, and those of the epochs that the request adds."""
         unused = self.pool if self.plan is None else self.plan.unused(request.round - 1)
         low, high = self.request.all[1], request.all[1]
         return [*unused, (low, high)] if low < high else [*unused]
@@ -218,10 +230,11 @@ class DataDispatch:
 
     Attributes:
         datasets: Datasets in the order in which scripts use them.
-        leases: Leases by number of the incarnation (worker process).
+        leases: Maps the number of an incarnation (worker process) to its leases (ranges of samples).
         torn: Pushes that only some servers have.
-        inherited: Numbers of the datasets that the resumed job had begun and that no worker has requested
-            since. The first request for such a dataset may add epochs. Not part of logs and snapshots.
+        inherited: After a resume, the numbers of the datasets that the earlier job had begun and that no
+            worker has requested since the resume. The first request for such a dataset may add epochs. Not
+            part of logs and snapshots.
     """
 
     datasets: list[DispatchedDataset] = field(default_factory=list)
@@ -300,10 +313,10 @@ class DataDispatch:
     def lease(
         self, request: DatasetRequest, incarnation: int, live: Iterable[int]
     ) -> LeaseGranted | DatasetEnded | None:
-        """Return the next decision for a worker's request.
+        """Return the decision that a worker's request for a lease (a range of samples) needs.
 
-        Returns None if the worker has the requested lease already, or must wait for other workers to finish
-        theirs.
+        Returns None if the worker has the requested lease already, or must wait until other workers have used
+        up their leases.
         """
         dataset = self.datasets[request.number - 1]
         leases = self.leases.setdefault(incarnation, Leases())
@@ -321,12 +334,12 @@ class DataDispatch:
         return None if any(map(self.is_open, live)) else DatasetEnded(request.number)
 
     def is_open(self, incarnation: int) -> bool:
-        """Return whether the worker process has a lease that is not confirmed to be used up."""
+        """Return whether a lease (range of samples) of the worker process is not confirmed as used up."""
         leases = self.leases.get(incarnation, Leases())
         return max(leases.confirmed, leases.forgotten) < leases.count
 
     def take(self, decision: DatasetBegun | LeaseGranted | DatasetEnded) -> None:
-        """Apply a decision."""
+        """Apply a decision to the state of the datasets and leases."""
         match decision:
             case DatasetBegun(request, plan):
                 pool = [request.all]
@@ -353,7 +366,7 @@ class DataDispatch:
     def change(
         self, closed: int, seats: Sequence[int], counts_in: Callable[[int, int], bool]
     ) -> None:
-        """Plan the coming rounds again after workers have joined or left (sync mode).
+        """Plan the later rounds again after workers have joined or left (sync mode).
 
         Args:
             closed: Last closed round. Rounds up to `closed + LOOKAHEAD` keep their plan.
@@ -371,8 +384,8 @@ class DataDispatch:
 
         Args:
             closed: Last closed round of this job.
-            positions: For each worker process, the number of leases used up, and of samples used of the next
-                lease.
+            positions: Maps each worker process to a pair: the number of leases (ranges of samples) that are
+                used up, and the number of samples used of the next lease.
         """
         dispatch = DataDispatch()
         for dataset, pool in zip(self.datasets, self._pools(positions), strict=True):
@@ -385,8 +398,8 @@ class DataDispatch:
     def turn(self, to_rounds: bool, positions: Mapping[int, SeatPosition]) -> None:
         """Distribute all unused samples again, in rounds or by leases.
 
-        A round may have closed without a worker that already waited at the mode switch. Its samples of that
-        round are not used, and go back to the pool.
+        A round may have closed without a worker that already waited at the mode switch. That worker's
+        samples of the round are not used, and go back to the pool.
 
         Args:
             to_rounds: True if the fleet switches to rounds, False if it switches to leases.
@@ -413,7 +426,7 @@ class DataDispatch:
             self._forget_all()
 
     def _pools(self, positions: Mapping[int, Position]) -> list[list[Range]]:
-        """Return, for each dataset, the samples that are not leased, and the unused samples of its leases."""
+        """Return, for each dataset, the samples that no worker has or that workers have not used."""
         pools = [list(dataset.pool) for dataset in self.datasets]
         for incarnation, leases in self.leases.items():
             for number, ranges in leases.left(positions.get(incarnation, (0, 0))):
@@ -425,10 +438,10 @@ class DataDispatch:
             leases.forget(leases.count)
 
     def give_back(self, worker: int, incarnation: int, reports: Mapping[int, ViewReport]) -> None:
-        """Return the unused samples of a worker process that has ended to the pool.
+        """Put the unused samples of an ended worker process back into the pool of each dataset.
 
         The server that has most of the worker's pushes defines how many samples were used. If servers differ,
-        the last push is noted as torn.
+        the last push is noted as torn (only some servers have it).
         """
         reports_of_it = {
             server: report
@@ -447,7 +460,7 @@ class DataDispatch:
             self.datasets[number - 1].pool[:0] = ranges
 
     def leased(self, request: DatasetRequest, incarnation: int) -> tuple[Range, ...] | None:
-        """Return the samples of the requested lease.
+        """Return the samples of the lease (range of samples) that a worker requests.
 
         Returns an empty tuple if the dataset has ended, and None if the worker has to wait.
         """
@@ -480,9 +493,9 @@ def _reached(worker: int, reports: Mapping[int, ViewReport]) -> dict[int, int]:
 def _plan(
     request: DatasetRequest, first_of: Mapping[int, int], stream: tuple[Range, ...]
 ) -> RoundPlan:
-    """Return the plan that distributes the samples of `stream`, beginning with the round of the request.
+    """Return the plan that distributes the samples `stream` to the rounds from the request's round on.
 
-    Each worker gets samples from the first round in which it takes part (`first_of`).
+    A worker gets samples from the first round in which it takes part (`first_of`).
     """
     # The plan gets an entry for each round in which a worker begins to take part. An entry distributes all
     # samples that the entries before it have not used by then.

@@ -90,7 +90,8 @@ class Membership:
     Attributes:
         seats: Seats by number. The first ones are those that the fleet was started for.
         incarnations: Number of worker processes that have been members so far.
-        view: Number of the last decided view (the coordinator's term, then the changes within the term).
+        view: Number of the last decided view (membership). It consists of the number of the coordinator's
+            term and of the changes within the term.
         closed: Highest closed round that a server reported for that view.
         sync: True if the fleet trains in rounds.
     """
@@ -126,7 +127,7 @@ class Membership:
         self._present = None
 
     def first_rounds(self) -> dict[int, int]:
-        """Return, for each seat, the first round or push that counts for its present process."""
+        """Return, for each seat, the first push or round that counts for its present process."""
         incarnations = {index: self.seats[index].present for index in self.present()}
         return {
             index: incarnation.first
@@ -169,7 +170,8 @@ class Membership:
 
         Args:
             change: The change, with the reports of all servers.
-            collectives: Number of completed collectives. New processes do not rest at these.
+            collectives: Number of completed collectives. At these, new processes do not rest (wait while
+                rounds close without them).
         """
         reports = list(change.reports.values())
         self._present = None
@@ -197,7 +199,7 @@ class Membership:
             ]
 
     def _note(self, index: int, seat: Seat, reports: list[ViewReport]) -> None:
-        """Note that a worker has left or rested, even if its message reached only some of the servers."""
+        """Note that a worker has left or rests, even if only some of the servers got its message."""
         own_reports = [
             report for report in reports if report.incarnations.get(index) == seat.incarnation
         ]
@@ -206,9 +208,10 @@ class Membership:
             seat.rests = max([seat.rests, *(report.rests.get(index, 0) for report in own_reports)])
 
     def _end(self, seat: Seat, index: int, reports: list[ViewReport]) -> None:
-        """End the present incarnation of a seat with the last push that any server knows to be committed.
+        """End the present incarnation of a seat after the last push that any server knows to be committed.
 
-        A worker commits a push only when every server holds the push, so every server can close that round.
+        A worker commits a push (lets its round close) only when every server holds the push. So every server
+        can close that round.
         """
         incarnation = seat.present
         if incarnation is None:
@@ -252,7 +255,7 @@ class Membership:
         seat.boot, seat.left, seat.rests = boot, False, collectives
 
     def install(self) -> InstallView:
-        """Return the message that installs this membership on servers."""
+        """Return the message that makes servers work with this membership."""
         return InstallView(
             self.view,
             {

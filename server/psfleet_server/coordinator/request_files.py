@@ -52,11 +52,13 @@ class Scaling:
 
     @property
     def is_due(self) -> bool:
-        """True if a request waits to be carried out."""
+        """True if a request for another number of servers waits to be carried out."""
         return self.moving is None and self.request is not None and self.request.number > self.done
 
     def admit(self, decision: Decision) -> None:
-        """Refuse decisions of the coordinator while rows move: they would be missing in the next log.
+        """Refuse decisions of the coordinator while rows move.
+
+        The log that begins with the move would not contain these decisions.
 
         Raises:
             NotReady: Rows are moving.
@@ -65,11 +67,11 @@ class Scaling:
             raise rows_move(0)
 
     def begin(self) -> None:
-        """Start the move. All workers wait in a collective, which gets its reply only when the move ends."""
+        """Start to move rows. All workers wait in a collective, which ends only when the move has ended."""
         self.moving = self.request
 
     def end(self, endpoints: tuple[str, ...] = ()) -> None:
-        """End the move. `endpoints` are the servers from now on, or empty if nothing has changed."""
+        """End the move of rows. `endpoints` are the servers from now on, or empty if nothing has changed."""
         assert self.moving is not None
         self.done, self.moving = self.moving.number, None
         self.endpoints = endpoints or self.endpoints
@@ -94,7 +96,7 @@ class _RequestFile(Generic[_Request]):
         self._lock = threading.Lock()
 
     def look(self) -> _Request | None:
-        """Return the last request, or None.
+        """Return the request in the file, or None if there is none. Reads the file only if it has changed.
 
         A request that cannot be read is ignored, with a line in the log.
         """

@@ -91,7 +91,7 @@ def replay(path: str, snapshots: str = "", save: str = "") -> str:
 
 
 def _whose(path: Path) -> tuple[int, int, int]:
-    """Return the index of the log's server, and the numbers of servers and workers of its job."""
+    """Return the index of the server that wrote the log, and the counts of servers and workers in its job."""
     header = read_header(path)
     server, servers, workers = header.server, header.servers, header.workers
     if not (server < servers <= _MOST and 0 < workers <= _MOST):

@@ -77,8 +77,8 @@ class LogAfter:
 
     Attributes:
         snapshot: Number of the snapshot that the next file begins with.
-        chain: Checksum of the last head in the earlier file.
-        end: Size of the earlier file in bytes.
+        chain: Checksum of the head of the last record in the file that ends here.
+        end: Size of that file in bytes.
     """
 
     snapshot: int
@@ -88,7 +88,7 @@ class LogAfter:
 
 @dataclass(frozen=True)
 class LogHeader:
-    """Identity of the server that a log file belongs to. A server refuses a log with another header.
+    """Identity of the server that a log file belongs to. A server refuses a log with another identity.
 
     Attributes:
         job: Name of the job.
@@ -122,7 +122,7 @@ class ServerLog:
         fsync: If True, `settle` waits until records are on the disk. If False, records survive a crash of
             this process, but not of the machine.
         tell: Shows a line on the console.
-        waits: Initial value of the attribute.
+        waits: Initial value of the attribute `waits`.
 
     Attributes:
         waits: If True, a write waits while the disk is full instead of raising NoRoom. A server that is
@@ -130,7 +130,7 @@ class ServerLog:
         first: Path of the first file, which may have been removed since.
         path: Path of the file that is being written.
         tracing: Records spans of writes and syncs, or None without tracing.
-        torn: Number of bytes of the torn tail that `recover` has cut off.
+        torn: Size in bytes of the incomplete record at the end of the file that `recover` has cut off, or 0.
         syncs: Histogram of the durations of syncs to the disk, in ns.
     """
 
@@ -180,12 +180,12 @@ class ServerLog:
         return files_of(self.first)
 
     def recover(self, since: int = 0) -> Iterator[tuple[int, memoryview]]:
-        """Yield kind and body of every record, then cut off the torn tail and prepare for `append`.
+        """Yield kind and body of every record. At the end, cut off an incomplete record and allow `append`.
 
-        Read the iterator to its end. The tail is cut off only then.
+        Read the iterator to its end: the incomplete record, which a crash has left, is cut off only then.
 
         Args:
-            since: Number of the snapshot whose file to begin with.
+            since: Number of the snapshot with whose file the records begin. 0 means the first file.
 
         Raises:
             LogError: The log is damaged.
@@ -225,7 +225,7 @@ class ServerLog:
         return self.end - self._synced if self._fsync else 0
 
     def turn(self, number: int) -> None:
-        """Continue in a new file, which begins with snapshot `number`.
+        """Continue in a new file, whose records follow snapshot `number`.
 
         Raises:
             LogError: The file cannot be created. The log is unchanged.
@@ -395,11 +395,11 @@ def files_of(first: Path) -> dict[int, Path]:
 
 
 def chained(first: Path, since: int = 0) -> Iterator[tuple[int, memoryview, int, int]]:
-    """Yield the records of all files of a log, in the form of `records`.
+    """Yield (kind, body, end offset in the file, chain checksum) for each record in all files of a log.
 
     Args:
         first: Path of the log's first file.
-        since: Number of the snapshot whose file to begin with.
+        since: Number of the snapshot with whose file the records begin. 0 means the first file.
 
     Raises:
         LogError: A file is damaged, or does not continue where the file before it ends.
@@ -437,8 +437,9 @@ def read_header(path: Path) -> LogHeader:
 def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
     """Yield (kind, body, end offset in the file, chain checksum) for the header and each complete record.
 
-    The header comes first, with kind 0 and an empty body. All bytes after the last yielded record are a torn
-    tail. Bodies begin at multiples of 8 bytes in memory, so that their arrays are aligned.
+    The header comes first, with kind 0 and an empty body. All bytes after the last yielded record belong to
+    an incomplete record, which a crash has left. Bodies begin at multiples of 8 bytes in memory, so that
+    their arrays are aligned.
 
     Raises:
         LogError: The file is damaged.
@@ -470,7 +471,11 @@ def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
 
 
 def _header(path: Path) -> tuple[LogHeader, int, int]:
-    """Read a file's header. Returns it, the offset of its end, and its checksum, which begins the chain."""
+    """Read a file's header.
+
+    Returns:
+        The header, the offset of its end in the file, and its checksum, which begins the chain of checksums.
+    """
     try:
         with regular(path) as file:
             start = file.read(len(_MAGIC) + _LENGTHS.size)

@@ -35,8 +35,9 @@ _STRIDE = 8 << 20  # bytes written between two turns
 def decided(environment: Environment) -> tuple[Environment, int]:
     """Return the environment with the job's present servers, and the generation of the valid logs.
 
-    The launcher may not know yet that the number of servers has changed. A server with an index beyond that
-    number is a new one. It keeps a separate log, of generation 0, until it gets its share of the rows.
+    Each change of the number of servers begins a generation: a new set of logs. The launcher may not know of
+    the last change yet. A server with an index beyond the present number of servers is being added. It keeps
+    a separate log, of generation 0, until it gets its share of the rows.
 
     Raises:
         FrameError: The file with the decision cannot be read.
@@ -68,7 +69,11 @@ def log_path(environment: Environment, generation: int) -> Path:
 
 
 def remove_earlier(environment: Environment) -> None:
-    """Remove this server's outdated logs: logs of earlier generations, or of an earlier server."""
+    """Remove this server's outdated logs.
+
+    Outdated are logs from before the last change of the number of servers, and logs of a removed server that
+    had the same index.
+    """
     scaling = read_scaled(job_folder(environment))
     is_new = environment.rank >= len(scaling.endpoints)
     first = scaling.number + 1 if is_new and scaling.number else scaling.generation

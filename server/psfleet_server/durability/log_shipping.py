@@ -39,12 +39,12 @@ _MOST = 256 << 20  # bytes of unsent records beyond which pushes wait for the st
 
 @dataclass(frozen=True, slots=True)
 class ShippedRecord:
-    """A record on its way to the standby, or a message to the standby if `kind` is 0.
+    """Log record on its way to the standby, or a message to the standby if `kind` is 0.
 
     A message with neither `complete` nor `wants_metrics` notifies the standby that replies wait for it.
 
     Attributes:
-        number: Number of the record. In a message of that last kind, a number that the standby must confirm
+        number: Number of the record. In a message that replies wait, a number that the standby must confirm
             if it still follows, or 0.
         kind: Kind of the record (`RecordKind`), or 0 for a message.
         body: Body of the record.
@@ -65,7 +65,7 @@ class LogShipping:
     Attributes:
         end: Number of the last record.
         required: True if replies wait for the standby.
-        enabled: True if the job has standbys, so that records are appended here.
+        enabled: True if the job has standbys, so that the server queues its records here.
         shipped: Number of bytes of records queued for standbys so far.
         tracing: Records spans within those of pushes, or None if pushes are not traced.
         metrics: Last metrics of the standby, as text, or empty before the first.
@@ -117,14 +117,14 @@ class LogShipping:
         records.
 
         Args:
-            number: Number that identifies the attachment. The launcher assigns rising numbers.
+            number: Number that identifies the standby process. The launcher assigns rising numbers.
 
         Returns:
             Number of the record that ends the copy.
 
         Raises:
-            Fenced: The attachment is already released.
-            ProtocolError: Another standby follows.
+            Fenced: The launcher has decided that this standby never takes over.
+            ProtocolError: Another standby follows this server already.
         """
         with self._lock:
             if number <= self._floor:
@@ -190,15 +190,15 @@ class LogShipping:
             return self.metrics
 
     def told(self, attach: int, metrics: bytes) -> None:
-        """Keep metrics that the standby has sent."""
+        """Keep the metrics that standby number `attach` has sent."""
         with self._lock:
             if self._follows(attach):
                 self.metrics, self._asked = metrics, False
 
     def records(self, attach: int) -> Iterator[ShippedRecord]:
-        """Yield the records for an attachment as they arrive.
+        """Yield the records for standby number `attach` as they arrive.
 
-        Ends when the attachment is lost or the server ends.
+        Ends when the connection to that standby is lost or the server ends.
         """
         while True:
             with self._lock:
@@ -216,9 +216,9 @@ class LogShipping:
             yield record
 
     def took(self, attach: int, number: int) -> None:
-        """Note that the standby has all records up to a number.
+        """Note that standby number `attach` has all records up to `number`.
 
-        With the whole copy, the standby becomes required.
+        Once the standby has the whole copy of the tables, replies wait for it.
         """
         with self._lock:
             if not self._follows(attach):
@@ -233,7 +233,10 @@ class LogShipping:
             self._less.notify_all()
 
     def lose(self, attach: int) -> None:
-        """Note that the stream of an attachment is broken. A required standby stays required."""
+        """Note that the connection to standby number `attach` is broken.
+
+        If replies wait for this standby, they continue to wait, because it may have taken over.
+        """
         with self._lock:
             if not self._follows(attach):
                 return
@@ -244,9 +247,9 @@ class LogShipping:
             self._less.notify_all()
 
     def release(self, attach: int) -> None:
-        """Stop waiting for standbys up to this attachment.
+        """Stop waiting for standbys up to number `attach`.
 
-        The launcher has decided that they never take over.
+        The launcher has decided that these standbys never take over.
         """
         with self._lock:
             self._floor = max(self._floor, attach)
@@ -257,11 +260,11 @@ class LogShipping:
             self._less.notify_all()
 
     def renew(self) -> None:
-        """Release the present standby, because its state is out of date. A later standby may attach."""
+        """Stop waiting for the present standby, whose state is out of date. A later standby may follow."""
         self.release(self._attach)
 
     def depose(self, term: int) -> None:
-        """End this process at once, because its standby has taken over."""
+        """End this process at once, because its standby has taken over (in takeover number `term`)."""
         _log.warning(f"deposed: its standby has taken over with term {term}")
         os._exit(DEPOSED)
 
@@ -293,9 +296,9 @@ class LogShipping:
         return settled
 
     def close(self) -> None:
-        """End the standby too.
+        """Make the standby end too.
 
-        Call it when this server shuts down and no process continues from its state.
+        Call it when this server shuts down and no process continues from the server's state.
         """
         with self._lock:
             self._over, self.required = True, False

@@ -82,7 +82,7 @@ def become(coordinator: Coordinator, content: bytes) -> None:
 
 
 class RecordKind(enum.IntEnum):
-    """Kinds of records. The numbers are stored in logs, so a number is never reused; 9 is unused."""
+    """Kinds of records in a log. The numbers are stored there, so a number is never reused; 9 is unused."""
 
     CREATE = 1
     JOIN = 2
@@ -105,7 +105,10 @@ class RecordKind(enum.IntEnum):
 
 
 class StoredTable(Struct, frozen=True):
-    """Stored form of a CreateTable, with the definition encoded as in protos/psfleet/v1/shard.proto."""
+    """Stored form of a CreateTable event.
+
+    The table's definition is encoded as in protos/psfleet/v1/shard.proto.
+    """
 
     spec: bytes
     value: NDArray[np.float32]
@@ -113,7 +116,10 @@ class StoredTable(Struct, frozen=True):
 
 
 class StoredJoin(Struct, frozen=True):
-    """Stored form of a Join: the mode is its number and those settings that servers need."""
+    """Stored form of a Join event (a worker process joins a server).
+
+    The mode is stored as its number and those of its settings that servers need.
+    """
 
     worker: int
     incarnation: int
@@ -170,7 +176,7 @@ def encode_change(decision: Decision) -> tuple[int, list[Part]]:
 
 
 def encode_state(kind: RecordKind, state: ServerState) -> tuple[int, list[Part]]:
-    """Return `kind` and the encoded body of a record with a server's state without its tables."""
+    """Return `kind`, and the body of a record that holds a server's state without its tables."""
     return kind, write_state(state)
 
 
@@ -209,6 +215,6 @@ def read_decision(body: memoryview) -> Decision:
 
 
 def cut_of(body: memoryview) -> int:
-    """Return the snapshot's number from the body of a CUT record."""
+    """Return the snapshot's number from the body of a CUT record, which says that a snapshot was taken."""
     cut: MakeCut = unpack(MakeCut, body)
     return cut.number

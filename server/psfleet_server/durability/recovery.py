@@ -63,7 +63,7 @@ def restored(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator
 
 
 def begin(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | None) -> int:
-    """Restore the last complete snapshot that a file of the log begins with.
+    """Restore the last finished snapshot with which a file of the log begins.
 
     Returns:
         Number of the snapshot, or 0 if the log begins without one.
@@ -175,7 +175,7 @@ def _count(state: ServerState) -> int:
 
 
 def _left(state: ServerState) -> DataDispatch:
-    """Return a distribution of data that has only those samples that the snapshot's job has not used."""
+    """Return the samples that the snapshot's job has not used, to be distributed to other workers."""
     shard, coordinator = Shard(), Coordinator(1)
     _become(state, shard, coordinator)
     positions = {
@@ -187,9 +187,9 @@ def _left(state: ServerState) -> DataDispatch:
 
 
 def _resume(state: ServerState, shard: Shard, coordinator: Coordinator | None) -> None:
-    """Restore the state of an earlier job.
+    """Restore the state of an earlier job, for a job with as many workers.
 
-    All workers start their scripts again, from the first collective on.
+    All workers start their scripts again, so collectives are numbered from 1 again.
     """
     _become(state, shard, coordinator)
     shard.rounds.go_back()
@@ -233,7 +233,7 @@ def _be_copy(state: ServerState, shard: Shard, coordinator: Coordinator | None) 
 
 
 def take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:
-    """Apply a record from the log, or from the primary that a standby follows."""
+    """Apply a record of the server's log, or one that a standby gets from its primary."""
     try:
         _take(kind, body, shard, coordinator)
     except UsageError:
@@ -299,7 +299,7 @@ class Journal:
         coordinator: The coordinator, or None on servers other than server 0.
         snapshots: Folder or URL of the snapshots that files of the log begin with, or empty if there are
             none.
-        begins: True if the log may be new, because the server has never been ready before.
+        begins: True if the log may be new, because the server was never ready before.
     """
 
     def __init__(
@@ -358,7 +358,7 @@ class Journal:
         return count
 
     def follow(self, kind: int, body: memoryview) -> None:
-        """Write a record of the primary to the log of this standby. The first record begins the log.
+        """Write a record of the primary to the log of this standby. The first record empties the log.
 
         Raises:
             LogError: The record could not be written.
@@ -373,7 +373,10 @@ class Journal:
         self.log.settle(self.log.end)
 
     def has_copy(self) -> None:
-        """Note in the log that it holds the primary's whole state, so that a server may start from it."""
+        """Note in this standby's log that the log holds the primary's whole state.
+
+        From then on a server may start from it.
+        """
         self.log.append(RecordKind.READY, [])
         self.log.settle(self.log.end)
 
@@ -384,14 +387,16 @@ class Journal:
             self._coordinator.journal = self._keep_decision
 
     def go_on_in(self, log: ServerLog) -> None:
-        """Continue in `log`, which has the whole state of this process, and remove the present log."""
+        """Continue in `log`, which holds the whole state after a move of rows, and remove the present log."""
         before, self.log = self.log, log
         log.tracing = before.tracing
         before.settle(before.end)  # calls may still wait for the last record of the old log
         before.remove()
 
     def can_start_from(self, number: int) -> bool:
-        """Return whether a server can start from a snapshot reported as complete. If not, log the reason.
+        """Return whether a server can start from a snapshot that was reported as finished.
+
+        If not, the log of this process says why.
 
         For a snapshot in an object store this only checks that the manifest exists, which is written last.
         """

@@ -35,7 +35,7 @@ class Throttle:
     processor, blocks every call of this process.
 
     Args:
-        share: Part of its time in which the thread works, in (0, 1]. The rest it sleeps.
+        share: Fraction of its time in which the thread works, in (0, 1]. Otherwise the thread sleeps.
         worked: Returns the seconds of processor time that the thread has had.
         sleep: Sleeps for a number of seconds.
     """
@@ -52,7 +52,7 @@ class Throttle:
         self._rested_at = worked()
 
     def rest(self) -> None:
-        """Sleep in proportion to the work since the last rest. Only the thread itself may call this."""
+        """Sleep in proportion to the work since the last call. Only the thread itself may call this."""
         self._sleep(max(_LEAST, (self._worked() - self._rested_at) * self._rest))
         self._rested_at = self._worked()
 
@@ -63,7 +63,8 @@ class _PartInProgress:
 
     Attributes:
         folder: Folder for the file.
-        cut: Queue with one entry: the shard as it was at the cut, or None if the snapshot is given up before.
+        cut: Queue that gets one item: the shard as it was at the cut (the last push in the snapshot), or
+            None if the snapshot is given up before.
         awaits_cut: True once a thread waits for the cut.
         made: True once the cut is made.
         outcome: Outcome of writing the file, or None while the file is being written.
@@ -87,7 +88,7 @@ class SnapshotWriter:
 
     Attributes:
         tell: Shows a line on the console: once when files cannot be written, and not again until one was.
-        files: Numbers of the snapshots of the last two files, by the SHA-256 of the file.
+        files: Maps the SHA-256 of each of the last two files to the number of its snapshot.
     """
 
     def __init__(self) -> None:
@@ -134,9 +135,10 @@ class SnapshotWriter:
             thread.start()
 
     def await_part(self, number: int, reply: Told, *, cut: bool) -> None:
-        """Call `reply` when a snapshot's cut is made, if `cut` is True, or else when its file is on the disk.
+        """Call `reply` when the cut of a snapshot is made (`cut` True) or its file is on the disk (False).
 
-        If that has happened already, or the snapshot is unknown, `reply` is called at once.
+        The cut fixes the last push in the snapshot. If the event has happened already, or the snapshot is
+        unknown, `reply` is called at once.
         """
         with self._lock:
             part = self._parts.get(number)
@@ -146,7 +148,10 @@ class SnapshotWriter:
         reply(_unknown(number) if part is None else part.outcome or b"")
 
     def begin(self, frozen: FrozenShard, state: ServerState) -> None:
-        """Pass the shard, as it was at the cut, to the thread that writes it. Returns at once."""
+        """Pass the shard, as it was at the cut (the last push in the snapshot), to the thread that writes it.
+
+        Returns at once.
+        """
         with self._lock:
             part = self._parts.get(frozen.number)
             if part is not None:
@@ -166,7 +171,7 @@ class SnapshotWriter:
                 reply(_unknown(number))
 
     def end(self) -> None:
-        """Accept no more snapshots, give up those without a cut, and write the others without pauses."""
+        """Accept no more snapshots, give up those without a cut yet, and write the others without pauses."""
         with self._lock:
             self._ending = True
             numbers = [n for n, part in self._parts.items() if not part.made]

@@ -45,7 +45,7 @@ class SendChanges:
 
 
 class Followers:
-    """Requests of followers to one shard.
+    """Handles the requests of followers (processes that keep a copy of the weights) to one shard.
 
     The caller holds the shard's lock, so that the changes of all tables are from the same moment. Only `rows`
     needs no lock.
@@ -58,7 +58,7 @@ class Followers:
 
     Attributes:
         asked: Number of replies with changes so far.
-        gaps: Number of these replies that made a follower copy all rows again.
+        gaps: Number of these replies that had no changes and made a follower copy all rows again.
         bytes: Total size of all replies in bytes.
     """
 
@@ -101,7 +101,7 @@ class Followers:
         return [SendChanges(reply, self._changes(self._waiting.pop(reply))) for reply in ready]
 
     def expire(self, reply: DeferredReply) -> list[SendChanges]:
-        """Reply with the changes so far to a request whose waiting time is over. Its round is still open."""
+        """Reply with the changes so far to a request that has waited long enough for its round to close."""
         request = self._waiting.pop(reply, None)
         return [] if request is None else [SendChanges(reply, self._changes(request))]
 

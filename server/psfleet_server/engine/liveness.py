@@ -96,7 +96,7 @@ class LivenessPipe:
 
 
 class Ticker:
-    """Sends a shard the elapsed time, as often as its tables or its mode need that.
+    """Sends a shard the elapsed time, as often as the shard's tables or the consistency mode need that.
 
     Args:
         host: Host of the shard.

@@ -14,7 +14,10 @@ _LEAST = 16 << 20  # least bytes for tables
 
 
 def spare(memory: int) -> int:
-    """Return the number of bytes of the reserve for calls that loading tables may use."""
+    """Return the number of bytes beyond `table_limit` that tables may take while a snapshot is loaded.
+
+    They come from the reserve for calls.
+    """
     return _for_calls(memory) // 2
 
 

@@ -91,10 +91,12 @@ class RowMoves:
         self._adopted = generation  # the last move whose rows this server serves
 
     def open(self, number: int, servers: int, ahead: bool) -> None:
-        """Begin a move, or its second phase without pushes. Another move under way is given up.
+        """Begin a move, or the second phase of a move, in which there are no pushes.
+
+        Another move under way is given up.
 
         Args:
-            number: Number of the move. Rows received ahead under this number are kept.
+            number: Number of the move. Rows received in its first phase are kept.
             servers: Number of servers after the move.
             ahead: If True, training continues for now. If False, the shard refuses changes from now on.
 
@@ -143,10 +145,10 @@ class RowMoves:
         return self._taken is not None and self._has_standbys and not self.feed.required
 
     def copy(self, servers: int) -> tuple[LogShipping, Shard, ShardState]:
-        """Return the feed and the state that a new standby must copy and then follow. Call it within `still`.
+        """Return the state that a new standby must copy, and the feed of records that it then follows.
 
-        During a move there are two kinds of standbys: for the served rows and for the received rows. The
-        number of servers that a standby was started for identifies its kind.
+        Call it within `still`. During a move there are two kinds of standbys: for the served rows and for
+        the received rows. The number of servers that a standby was started for identifies its kind.
 
         Args:
             servers: Number of servers that the standby was started for.
@@ -175,7 +177,7 @@ class RowMoves:
             yield
 
     def release(self, attach: int) -> None:
-        """Stop waiting for standbys, of served and of received rows, up to this attachment number."""
+        """Stop waiting for standbys, of served and of received rows, up to number `attach`."""
         self._host.feed.release(attach)
         self.feed.release(attach)
 
@@ -264,14 +266,16 @@ class RowMoves:
         return rows
 
     def prepare(self, number: int, state: bytes) -> None:
-        """Make the received rows durable, in the log or on the next standby: a promise to serve them.
+        """Make the received rows durable, as a promise to serve them after the move.
+
+        They are then in the log, or on the standby that this server has after the move.
 
         Args:
             number: Number of the move.
             state: State of server 0 without its tables, encoded. All servers have this state after the move.
 
         Raises:
-            ProtocolError: The next standby did not have the rows within 10 seconds.
+            ProtocolError: The standby did not have the rows within 10 seconds.
         """
         with self._lock, self._host.lock:
             received = self._of(number)
@@ -314,7 +318,7 @@ class RowMoves:
         faults.reach("adopted")
 
     def _start_again(self) -> NoReturn:
-        """End this process at once. It started before the commit and replayed the old log.
+        """End this process at once, because it started from the old log before the move was committed.
 
         The launcher starts a new process, which reads the log of the new generation.
         """

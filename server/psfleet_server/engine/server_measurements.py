@@ -46,7 +46,7 @@ class CallLatencies:
     `psfleet_server.services.method_handlers` declares which methods have one.
 
     Attributes:
-        shown: Histograms by NAME. The metric is called psfleet_NAME_seconds.
+        shown: Maps NAME to the histogram that is shown as the metric psfleet_NAME_seconds.
         push: Latencies of pushes, alone or combined with a pull.
         waited: Latencies of pulls that waited for other workers.
     """
@@ -141,7 +141,7 @@ class FirstNonFinite:
 
     @property
     def is_pending(self) -> bool:
-        """True if a worker has reported such a value, and the earliest report is not shown yet."""
+        """True if a worker has reported a NaN or infinity, and the earliest report is not shown yet."""
         return self._earliest is not None and not self._is_told
 
     def take(self, sentence: str, at: float, now: float, oldest: float) -> str:
@@ -167,7 +167,10 @@ class FirstNonFinite:
 
 
 def log_view(before: Mapping[int, int], event: InstallView) -> None:
-    """Log which workers join or end with this view. `before` has each worker's incarnation until now."""
+    """Log which workers join or end with this view (numbered membership).
+
+    `before` maps each worker to its incarnation (the number of its process) until now.
+    """
     now = {
         worker: seat.incarnation.incarnation
         for worker, seat in event.seats.items()

@@ -46,7 +46,7 @@ class FreezeReply(ServerMessage, frozen=True):
 
 
 class InstallRequest(ServerMessage, frozen=True):
-    """Request to continue with the members of a view.
+    """Request to continue with the members of a view (numbered membership).
 
     Attributes:
         boot: Boot number of the intended process.
@@ -146,12 +146,12 @@ class PrepareMoveRequest(ServerMessage, frozen=True):
 
 
 class AdoptRowsRequest(ServerMessage, frozen=True):
-    """Request to serve the received rows from now on, because the move is committed."""
+    """Request to serve the received rows from now on, because the launcher has committed the move."""
 
     number: int
 
 
 class AbandonMoveRequest(ServerMessage, frozen=True):
-    """Request to drop the received rows, because the move is given up."""
+    """Request to drop the received rows, because the move to another number of servers is given up."""
 
     number: int

@@ -70,14 +70,16 @@ _ALONE = 60.0  # seconds to wait for standbys to have the rows
 
 
 class ServerScaling:
-    """Carries out the moves that the coordinator's `scaling` describes, one at a time, in a thread.
+    """Carries out moves of rows to another number of servers, one at a time, in a thread.
+
+    The coordinator's attribute `scaling` describes the move to make.
 
     Args:
         host: Host of server 0's shard.
         access: Credentials for calls to the other servers.
         folder: The job's folder, whose files request and decide a move, or None if the number of servers of
             this job cannot change.
-        present: Returns the endpoints of the present servers, or nothing while they are unknown.
+        present: Returns the endpoints of the present servers, or an empty list while they are unknown.
         moved: Called with the endpoints of the new servers once a move is committed.
         poke: Wakes the launcher, which then reads the file with the servers' promise.
     """
@@ -221,7 +223,7 @@ class ServerScaling:
         self._host.scale_file.take(request.number)
 
     def _offer(self, request: ScaleRequest, scaling: Scaling) -> None:
-        """Let the next collective carry out the move, if standbys have the rows or `_until` has passed."""
+        """Let the next collective carry out the move, once standbys have the rows or have had enough time."""
         if scaling.request is request or (self._alone and time.monotonic() < self._until):
             return
         _log.info(
@@ -368,7 +370,7 @@ class ServerScaling:
             self._poke()
 
     def _abandon(self) -> None:
-        """Repeat the call to servers that may still refuse pushes, not knowing that a move is given up."""
+        """Notify servers that may not know that a move is given up, and so may still refuse pushes."""
         for server, number in [*self._unheard.items()]:
             peer = Peer.server(server, self._present()[server], self._access)
             with contextlib.closing(peer):

@@ -106,7 +106,7 @@ class ShardHost:
         worker_reports: Metrics and NaN reports of workers (server 0 only).
         boot: Random number that identifies this process. A change of the number shows that a server was
             restarted.
-        followers: Waiting requests of followers.
+        followers: Waiting requests of followers (processes that keep a copy of the weights).
         mode_requests: Requests of `psfleet mode` for another mode.
         scale_file: Requests for another number of servers.
         scale: Called when a change of the number of servers can continue.
@@ -232,7 +232,7 @@ class ShardHost:
             del error
 
     def freeze(self, event: PrepareView) -> ViewReport:
-        """Freeze the shard for a new view, and return the pushes and rounds that it has so far.
+        """Stop closing rounds for a new view (membership), and report which pushes this server has so far.
 
         A snapshot under way is given up. If a standby has taken over, this process ends before it reports.
         """
@@ -283,8 +283,9 @@ class ShardHost:
     def exchange(self, push: Push, pull: Pull, reply: DeferredReply) -> None:
         """Process a push, and then the pull that came in the same message. The pull's reply may have to wait.
 
-        In a mode with rounds this is allowed with a single server only. With several servers, a worker must
-        know that all of them have its push before it commits the round with a pull.
+        In a mode with rounds this is allowed with a single server only. A pull commits the round (allows
+        the servers to close it). With several servers, the worker must know before that all servers have
+        its push.
 
         Raises:
             LimitExceeded: Too many calls wait already.
@@ -359,7 +360,7 @@ class ShardHost:
         return self._finish(response, OUTCOME_UNSPECIFIED, header.view)
 
     def follow(self, request: ChangesRequest, reply: DeferredReply) -> None:
-        """Reply to a follower once the round it waits for is closed, or when its waiting time is over."""
+        """Reply to a follower's request for changes when its round has closed or its time is over."""
         self._check_waiting_calls()
         with self.mutating():
             instructions = self.followers.ask(request, reply)
@@ -416,7 +417,7 @@ class ShardHost:
             reply.park(self._deadlines, lambda: self._expire_collective(coordinator, reply))
 
     def retry(self) -> None:
-        """Repeat decisions that had to wait because the disk of the log was full.
+        """Repeat decisions of the coordinator that had to wait because the disk of the log was full.
 
         Raises:
             NoRoom: The disk is still full.

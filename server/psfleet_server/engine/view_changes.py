@@ -50,7 +50,7 @@ _SILENT = 10.0  # seconds until the log names a server that does not reply
 
 
 class ViewInstaller:
-    """Makes the coordinator's calls to the servers, in a thread.
+    """Makes the coordinator's calls to the servers, for changes of members, in a thread.
 
     Args:
         host: Host of server 0's shard, with the coordinator.
@@ -103,7 +103,7 @@ class ViewInstaller:
             self._changed.notify()
 
     def finish(self, seconds: float) -> None:
-        """Wait until every server has the last view, at most `seconds`: a server may have ended."""
+        """Wait up to `seconds` until every server has the last view (membership). A server may have ended."""
         coordinator = self._host.coordinator
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

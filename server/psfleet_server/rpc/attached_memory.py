@@ -103,8 +103,8 @@ class AttachedMemory:
     def known(self, header: Header, layout: bytes) -> CallLayout | None:
         """Return the layout of an earlier call with the same bytes, or None if there is none.
 
-        If there is a layout, the call's turn is noted. If there is none, nothing has changed, and the caller
-        continues with `of`, which also raises the errors.
+        If there is a layout, the call's turn (its number in the shared memory) is noted. If there is none,
+        nothing has changed, and the caller continues with `of`, which also raises the errors.
         """
         lane = header.lane
         with self._lock:
@@ -117,7 +117,9 @@ class AttachedMemory:
             return call
 
     def of(self, header: Header) -> SharedMemory | None:
-        """Return the memory with a call's tensors and note its turn. None if they are in the message.
+        """Return the memory with a call's tensors, and note the call's turn (its number in the memory).
+
+        Returns None if the tensors are in the message.
 
         Raises:
             LaneLost: This server does not have the memory. Or the call is not newer than the last call in the
@@ -143,9 +145,9 @@ class AttachedMemory:
             return shared.memory
 
     def plan(self, worker: int, generation: int, layout: bytes) -> CallPlan | None:
-        """Return the plan for calls with these layout bytes, or None.
+        """Return the plan that carries out calls with these layout bytes by addresses, or None.
 
-        The caller notes the call's turn with `claim`.
+        The caller notes the call's turn (its number in the shared memory) with `claim`.
         """
         # Without the lock: dict.get is atomic, and `claim` checks again under the lock.
         shared = self._shared.get(worker)
@@ -155,7 +157,10 @@ class AttachedMemory:
         return None if call is None else call.plan
 
     def claim(self, worker: int, generation: int, turn: int) -> bool:
-        """Note the turn of a call with a plan. Returns False if `of` would raise LaneLost for this call."""
+        """Note the turn (the call's number in the shared memory) of a call that `plan` has a plan for.
+
+        Returns False if `of` would raise LaneLost for this call.
+        """
         with self._lock:
             shared = self._shared.get(worker)
             if shared is None or shared.generation != generation or turn <= shared.turn:

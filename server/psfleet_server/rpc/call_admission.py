@@ -51,7 +51,7 @@ Behavior = Callable[..., Any]
 
 
 def gates(access: Access, endpoint: str) -> "list[grpc.ServerInterceptor[Any, Any]]":
-    """Return the interceptors for the handlers of a server at this endpoint."""
+    """Return the interceptors of a server at this endpoint: over TCP, one that checks the job's token."""
     if access.credentials is None or not is_tcp(endpoint):
         return []
     return [_TokenInterceptor(access.credentials)]

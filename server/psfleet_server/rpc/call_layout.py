@@ -86,7 +86,7 @@ class PullResponse:
     _packed: list[tuple[Floats, CompressedValues]] = field(default_factory=list)
 
     def add(self, read: Read, shape: tuple[int, ...], room: Bytes) -> None:
-        """Add a read. `room` is the memory from which its values will be sent."""
+        """Add a read (of one table). `room` is the memory from which the read's values will be sent."""
         if read.format == "float32":
             values = room.view(np.float32)
             self.values.append(values if len(shape) == 1 else values.reshape(shape))
@@ -196,8 +196,12 @@ def _opening(
         parts: Table, format and shape of each read.
 
     Returns:
-        The bytes before the payload. For each read, the payload offsets of the start of its values, the end
-        of its values and the end of their padding. And the size of the payload in bytes.
+        A triple:
+
+        - the bytes before the payload;
+        - for each read, the offsets in the payload at which its values begin, its values end, and their
+          padding ends;
+        - the size of the payload in bytes.
     """
     header, rooms, end = Header.FromString(fields), [], 0
     for table, form, shape in parts:
@@ -361,7 +365,7 @@ class CallPlan:
         return message, size
 
     def _open(self, outcome: Outcome, view: int) -> _Opening:
-        """Prepare the reply for an outcome and a view number, and keep it."""
+        """Prepare the reply for this outcome of a push and this number of a view (membership)."""
         if self.size:
             header = Header(outcome=outcome, view=view)
             response = lay_out(header, self._asked, self._tables.shape_of)
@@ -380,7 +384,10 @@ class CallPlan:
 def plan_of(
     tables: ShardTables, request: TensorRequest, room: PullResponse | None, payload: memoryview
 ) -> CallPlan | None:
-    """Return a plan for calls like this one, or None if they need arrays or are invalid."""
+    """Return a plan that carries out calls like this one by addresses, without making arrays.
+
+    Returns None if such calls need arrays or are invalid.
+    """
     try:
         return CallPlan(tables, request, room, payload)
     except (PsfleetError, ValueError):

@@ -73,7 +73,7 @@ def explain(error: Exception, recent: RecentEvents) -> None:
 
 
 def explain_refusals(outcomes: Iterable[object], recent: RecentEvents) -> None:
-    """Apply `explain` to the errors among the outcomes of a step of the coordinator."""
+    """Add the last events of the coordinator to the unexpected errors among the outcomes of its step."""
     for outcome in outcomes:
         if isinstance(outcome, SendError):
             explain(outcome.error, recent)
@@ -81,7 +81,7 @@ def explain_refusals(outcomes: Iterable[object], recent: RecentEvents) -> None:
 
 @contextlib.contextmanager
 def explained(recent: RecentEvents) -> Iterator[None]:
-    """Apply `explain` to an exception that is raised inside the `with` block."""
+    """Add the last events of a state machine to an unexpected error raised inside the `with` block."""
     try:
         yield
     except Exception as error:
@@ -90,7 +90,7 @@ def explained(recent: RecentEvents) -> Iterator[None]:
 
 
 def log_refusal(error: PsfleetError) -> None:
-    """Log the error of a refused call, if the error is a fence or unexpected.
+    """Log the error of a refused call, if the call came from a replaced process or the error is unexpected.
 
     Other errors are part of ordinary operation, and only the caller sees them.
     """

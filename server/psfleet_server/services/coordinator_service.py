@@ -79,7 +79,7 @@ class CoordinatorService:
         return encoded(reply)
 
     def _used(self, worker: int, incarnation: int) -> int:
-        """Return the number of leases that the worker has used up, according to its pushes to this server."""
+        """Return the number of leases (ranges of samples) that the worker's pushes report as used up."""
         with self._host.lock:
             workers = self._host.shard.workers
             is_present = workers.incarnations.get(worker) == incarnation
@@ -201,7 +201,7 @@ def _array(message: Any) -> Any:
 
 
 class MembershipService:
-    """Methods of the service Membership, which server 0 calls on every server."""
+    """Methods of the service Membership, by which server 0 freezes a server and installs new members."""
 
     def __init__(self, host: ShardHost) -> None:
         self._host = host

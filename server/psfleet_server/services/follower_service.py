@@ -1,6 +1,7 @@
 """gRPC methods of the service Followers, for processes that keep a copy of the weights, to serve them.
 
-A follower first reads pages of rows and then, again and again, the changes since its last reply.
+A follower first reads all rows, page by page. Then it requests, again and again, the changes since the reply
+before.
 """
 
 from psfleet.core.net.v1.follower_pb2 import ChangesRequest, RowsRequest

@@ -101,7 +101,9 @@ def _service(
 
 
 def _traced(host: ShardHost, method: str, behavior: B) -> B:
-    """Return the method with a span for each push that its worker traces, if this server traces.
+    """Wrap a method so that it records a tracing span for each push that the worker traces.
+
+    Returns the method itself if this server does not trace.
 
     The span of an exchange (a push with a pull) ends when the pull is answered or begins to wait for other
     workers.

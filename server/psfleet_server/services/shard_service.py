@@ -70,10 +70,10 @@ _MOST_EVICTIONS = 1 << 20  # most ids in a reply to Evictions
 class PlainCalls:
     """Fast path for small pushes and pulls: takes a request's bytes, and returns the reply's bytes or None.
 
-    A call is plain if its layout is known and the call needs no log record, standby, snapshot cut, round or
-    waiting. For any other call the result is None, nothing has changed, and `ShardService` must handle the
-    call. So every check comes before the first change. An invalid call gives None too, and `ShardService`
-    then raises the error.
+    A call is plain if its layout is known and the call needs no log record, no standby, no snapshot under
+    way, no round and no waiting. For any other call the result is None, nothing has changed, and
+    `ShardService` must handle the call. So every check comes before the first change. An invalid call gives
+    None too, and `ShardService` then raises the error.
 
     Any thread may call. The request's buffer must stay alive during the call, because kernels read it by
     address.
@@ -477,13 +477,13 @@ def _pull(header: Header, tensors: TensorRequest) -> Pull:
 
 
 def _kept(gradient: Gradient) -> Gradient:
-    """Return a copy of a gradient in private memory."""
+    """Return a copy of a gradient, in memory that no worker shares."""
     ids = None if gradient.ids is None else gradient.ids.copy()
     return Gradient(gradient.table, gradient.values.copy(), ids, gradient.learning_rate)
 
 
 def _page(spec: TableSpec) -> int:
-    """Return the number of rows or values, with their optimizer state, that fit into one reply."""
+    """Return how many rows (sparse table) or values (dense table) fit into one reply."""
     # 4 bytes for each float32, 8 for a row's id.
     values = (1 + len(spec.rule.slots)) * (spec.dim if spec.kind == "sparse" else 1)
     return _PAGE // (4 * values + 8)

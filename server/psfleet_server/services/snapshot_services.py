@@ -28,7 +28,10 @@ from psfleet_server.snapshots.snapshot_runner import SnapshotRunner
 def snapshot_handlers(
     host: ShardHost, runner: SnapshotRunner | None
 ) -> Sequence["grpc.GenericRpcHandler[Any, Any]"]:
-    """Return the handlers of both services. `runner` is None on servers other than server 0."""
+    """Return the handlers of Snapshots, and on server 0 also of SnapshotCoordinator.
+
+    `runner` is None on other servers.
+    """
     parts = _SnapshotService(host)
     services = [
         grpc.method_handlers_generic_handler(
@@ -59,7 +62,7 @@ def snapshot_handlers(
 
 
 class _SnapshotService:
-    """Methods of the service Snapshots."""
+    """Methods of the service Snapshots, by which server 0 and the workers take a snapshot of this server."""
 
     def __init__(self, host: ShardHost) -> None:
         self._host = host
@@ -131,7 +134,7 @@ class _SnapshotService:
 
 
 class _SnapshotCoordination:
-    """Methods of the service SnapshotCoordinator."""
+    """Methods of the service SnapshotCoordinator on server 0, which workers call."""
 
     def __init__(self, host: ShardHost, runner: SnapshotRunner) -> None:
         self._host = host
@@ -192,7 +195,11 @@ class _SnapshotCoordination:
 
 
 def _state(message: Any) -> Any:
-    """Parse a worker's state for a snapshot (or None), or its last steps as a list of [step, state]."""
+    """Parse the state that a worker delivers for a snapshot.
+
+    Returns the state or None. For a message without a snapshot number, returns a list of [step, state] for
+    the worker's last steps.
+    """
     try:
         state = json.loads(message.state) if message.state or not message.number else None
     except (ValueError, RecursionError) as error:

@@ -31,7 +31,7 @@ from psfleet_server.rpc.replies import as_psfleet_error, encoded
 
 
 def feeds_standby(host: ShardHost) -> None:
-    """Send the host's records and decisions to a standby too from now on, after they are in the log."""
+    """Send records of the shard and decisions of the coordinator to the standby, once they are logged."""
     shard, coordinator = host.shard, host.coordinator
     host.feed.enabled = True
     keep = shard.journal
@@ -65,7 +65,7 @@ def replica_handler(host: ShardHost, moves: RowMoves) -> "grpc.GenericRpcHandler
 
 
 class _ReplicaService:
-    """Methods of the service Replica."""
+    """Methods of the service Replica, by which this server's standby gets a copy and then the records."""
 
     def __init__(self, host: ShardHost, moves: RowMoves) -> None:
         self._host, self._moves = host, moves
@@ -108,7 +108,7 @@ class _ReplicaService:
 
 
 def _listen(feed: LogShipping, attach: int, requests: Iterator[bytes]) -> None:
-    """Handle the standby's messages until its stream ends: confirmations, metrics and its takeover."""
+    """Handle confirmations and metrics of the standby, or its takeover, until the stream ends."""
     for message in _said(requests):
         if message.term:
             feed.depose(message.term)
@@ -126,7 +126,7 @@ def _said(requests: Iterator[bytes]) -> Iterator[FollowRequest]:
 
 
 def _copy(frozen: FrozenShard) -> Iterator[Record]:
-    """Yield the records that turn an empty shard into a shard with these tables."""
+    """Yield the records (entries of a log) that turn an empty shard into a shard with these tables."""
     for table in frozen.tables:
         count = 0 if table.spec.kind == "sparse" else table.columns()["value"][1][0]
         yield CreateTable(table.spec, np.zeros(count, np.float32))

@@ -29,7 +29,7 @@ class SnapshotFolder:
 
     Args:
         place: Folder, which may not exist yet, or URL of an object store.
-        keep: Number of complete snapshots that are kept.
+        keep: Number of finished snapshots that `prune` leaves.
     """
 
     def __init__(self, place: str, keep: int = 3) -> None:
@@ -56,8 +56,8 @@ class SnapshotFolder:
     def prune(self) -> None:
         """Remove old snapshots and unfinished drafts.
 
-        Kept are the last `keep` complete snapshots, and those that their deltas build on. Call it while no
-        snapshot is under way.
+        The last `keep` finished snapshots stay. If one of them is a delta (changes only), the snapshots
+        that it builds on stay too. Call it while no snapshot is under way.
         """
         snapshots = [place_or_url(name) for name in own_snapshots(self._place)]
         whole = list(filter(is_whole, snapshots))
@@ -68,7 +68,7 @@ class SnapshotFolder:
 
 
 def _chain(snapshot: str) -> list[str]:
-    """Return a snapshot and the snapshots that it builds on, newest first."""
+    """Return a snapshot and, if it is a delta (changes only), those that it builds on, newest first."""
     chain = [snapshot]
     while base := base_of(chain[-1]):
         chain.append(base)
@@ -77,7 +77,7 @@ def _chain(snapshot: str) -> list[str]:
 
 @dataclass(frozen=True)
 class RestoredStates:
-    """States from which the workers of a resumed job continue.
+    """States (schedules, generators, position in the data) from which the workers of a resumed job continue.
 
     Attributes:
         states: State of each worker, by worker number.

@@ -71,9 +71,10 @@ class SnapshotTimeouts:
     """Time limits of a snapshot, in seconds.
 
     Attributes:
-        cut: Until every server is cut. A push after a worker's mark may wait for that long.
-        file: Until every file is on the disk.
-        worker: Until every worker has delivered its state.
+        cut: Limit until every server has made its cut (has fixed which pushes the snapshot contains). A push
+            after a worker's mark, the last push in the snapshot, may wait for that long.
+        file: Limit until every server's file is on the disk.
+        worker: Limit until every worker has delivered its state.
     """
 
     cut: float = 10.0
@@ -87,12 +88,12 @@ class SnapshotRequest:
 
     Attributes:
         path: Folder of the snapshot, or empty for a numbered folder among the job's own snapshots.
-        delta: True to save only the changes since the last snapshot that deltas can build on. The snapshot is
-            complete instead if a server no longer knows its changes, because it was restarted.
+        delta: True to save only the changes since the last snapshot that deltas can build on. If a
+            restarted server no longer knows its changes, all rows are saved instead.
         base: True if the next delta may build on this snapshot.
         every: In sync mode, cut after the next round that is a multiple of this number. 0 cuts after any
             round.
-        script_waits: True if the script of a worker waits for the snapshot.
+        script_waits: True if the script of a worker waits until the snapshot is complete.
     """
 
     path: str = ""
@@ -103,18 +104,19 @@ class SnapshotRequest:
 
 
 class SnapshotPostponed(CheckpointError):
-    """No snapshot is taken now, without any fault: members change, or another snapshot was requested."""
+    """A snapshot has to wait, although nothing failed: members change, or another one was requested."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """State of a server when a cut begins.
+    """State of a server at the time of its reply to a request to take part in a snapshot.
 
     Attributes:
         mode: Consistency mode of the fleet, or empty if no worker has joined.
         closed: Last closed round.
         incarnations: For each worker that has not left, the number of its process (incarnation).
-        delta_bases: Numbers of the snapshots since which the server knows its changes.
+        delta_bases: Numbers of the snapshots that a delta can build on: the server knows its changes since
+            each.
     """
 
     mode: str
@@ -125,7 +127,10 @@ class Standing:
 
 @dataclass(frozen=True)
 class OpenDraft:
-    """Instruction to make the folder for a snapshot's files. Report `draft_opened` or `step_failed`."""
+    """Instruction to make the folder for a snapshot's files.
+
+    Afterwards call `draft_opened` or `step_failed`.
+    """
 
     number: int
     path: str
@@ -133,10 +138,10 @@ class OpenDraft:
 
 @dataclass(frozen=True)
 class BeginCuts:
-    """Instruction to tell every server where to cut. Report `servers_replied` or `step_failed`.
+    """Instruction to tell every server after which pushes to cut (separate the snapshot from later ones).
 
-    Each server replies with a Standing. A cut with neither a round nor members makes the servers stop closing
-    rounds, until the next message contains the round or the members.
+    Each server replies with a Standing. Afterwards call `servers_replied` or `step_failed`. A message with
+    neither a round nor members makes the servers stop closing rounds, until the next message contains either.
     """
 
     folder: str
@@ -145,16 +150,17 @@ class BeginCuts:
 
 @dataclass(frozen=True)
 class WatchCut:
-    """Instruction to report `cut_ended` once server 0 has made its cut or has given it up."""
+    """Instruction to call `cut_ended` once server 0 has made its cut (fixed the last push) or given it up."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class AwaitParts:
-    """Instruction to wait until every server is cut, or with `cut` False until it has written its file.
+    """Instruction to wait until every server has made its cut (`cut` True) or has written its file (False).
 
-    Report `servers_replied` or `step_failed`. A server that has written its file replies with a Part.
+    Afterwards call `servers_replied` or `step_failed`. A server that has written its file replies with a
+    Part, the description of the file.
     """
 
     number: int
@@ -163,7 +169,9 @@ class AwaitParts:
 
 @dataclass(frozen=True)
 class SettleCuts:
-    """Instruction to send the outcome to every server. Report `servers_replied` even after failed calls.
+    """Instruction to tell every server how the snapshot ended.
+
+    Afterwards call `servers_replied`, even if calls have failed.
 
     Attributes:
         number: Number of the snapshot.
@@ -188,13 +196,13 @@ class AnnounceSnapshot:
 
 @dataclass(frozen=True)
 class ReleaseWorker:
-    """Instruction to reply to a worker's `worker_learned` call.
+    """Instruction to tell a worker what to do for a snapshot, in reply to its call that waits for this.
 
     Attributes:
         call: The worker's call.
-        mark: True if the worker must mark its stream of pushes.
+        mark: True if the worker must mark its stream of pushes: name its last push in the snapshot.
         round: If `mark` is False, the last round in the snapshot.
-        script_waits: True if the script of a worker waits for the snapshot.
+        script_waits: True if the script of some worker waits for the snapshot.
     """
 
     call: Call
@@ -205,11 +213,13 @@ class ReleaseWorker:
 
 @dataclass(frozen=True)
 class PublishSnapshot:
-    """Instruction to write the manifest and give the folder its name. Report `published` or `step_failed`.
+    """Instruction to write the manifest and give the folder its final name.
+
+    Afterwards call `published` or `step_failed`.
 
     Attributes:
         number: Number of the snapshot.
-        parts: File of each server, and the cut at which it was written.
+        parts: For each server, its file and the last round or pushes in the file.
         states: States of workers, by worker number.
         base: Path of the snapshot that this delta builds on, or empty if it is not a delta.
     """
@@ -279,8 +289,8 @@ class SnapshotUnderWay:
         members: Workers in the snapshot, with the number of each worker's process (incarnation).
         round: In sync mode the last round in the snapshot, else None.
         base: Number and path of the snapshot that this delta builds on, or None if it is not a delta.
-        learned: By worker, the calls of workers that know of the snapshot and wait until all workers do.
-        states: Delivered states of members, by worker number and the last push or round in the state.
+        learned: Maps each worker that knows of the snapshot to its call, which waits until all workers know.
+        states: Maps the pair (worker, its last push or round in the state) to the delivered state.
         parts: Files of all servers, by server index. Empty until all are written.
         failure: Error for the caller if the snapshot is given up, else None.
     """
@@ -306,26 +316,26 @@ class SnapshotUnderWay:
         return not self.request.path
 
     def cutting(self) -> PendingCut:
-        """Return the request to cut that servers get. The caller adds the round or the members to cut at."""
+        """Return the request to servers to take part. The caller adds the round or the members to cut at."""
         since = self.base[0] if self.base else 0
         remembers = self.request.base or self.request.delta
         return PendingCut(self.number, since=since, remember=remembers)
 
     def last(self, seat: int) -> int:
-        """Return a worker's last push or round in the snapshot. Valid once `parts` is set."""
+        """Return the last push or round of the worker `seat` in the snapshot. Valid once `parts` is set."""
         part = self.parts[0]
         return part.round if self.round is not None else part.pushes.get(seat, (0, 0))[1]
 
     def states_at_cut(self) -> dict[int, Any]:
-        """Return, for each worker, the state that belongs to this cut.
+        """Return, for each worker, its state as of its last push in the snapshot.
 
-        Other states come from an earlier attempt: a server 0 that has died may have begun a snapshot with the
-        same number, whose cut was at another push.
+        Other delivered states come from an earlier attempt: an earlier process of server 0 may have begun a
+        snapshot with the same number that ended at another push.
         """
         return {seat: state for (seat, at), state in self.states.items() if at == self.last(seat)}
 
     def release(self, call: Call) -> ReleaseWorker:
-        """Return the reply that makes a worker mark its stream of pushes, or save its state after a round."""
+        """Return the reply that makes a worker name its last push, or save its state after a round."""
         return ReleaseWorker(call, self.round is None, self.round or 0, self.request.script_waits)
 
     def explained(self, error: Exception) -> PsfleetError:
@@ -437,7 +447,7 @@ class SnapshotCoordinator:
         return self._hold()
 
     def servers_replied(self, replies: Sequence[Any] = ()) -> Instructions:
-        """Continue, because all servers have replied. `replies` are by server index."""
+        """Continue, because all servers have replied. `replies` has one reply per server, in their order."""
         match self.stage:
             case Stage.HOLDING:
                 return self._place(replies)
@@ -455,7 +465,7 @@ class SnapshotCoordinator:
         raise AssertionError(f"servers reply while the snapshot waits for {self.stage.value}")
 
     def cut_ended(self, number: int, *, is_made: bool) -> Instructions:
-        """Continue if server 0 has made its cut, or give the snapshot up if the fleet has changed before."""
+        """Continue if server 0 has made its cut. Otherwise the members have changed: give the snapshot up."""
         if number != self._number:
             return []
         if self.stage is Stage.AWAITING_ROUND:
@@ -543,7 +553,7 @@ class SnapshotCoordinator:
         return self._snapshot
 
     def _enter(self, stage: Stage, seconds: float = NEVER) -> None:
-        """Enter a stage, which may take that many seconds. A server that is shutting down does not wait."""
+        """Enter a stage, which may take `seconds`. A server that is shutting down does not wait."""
         self.stage = stage
         self.deadline = NEVER
         if seconds < NEVER:
@@ -598,7 +608,7 @@ class SnapshotCoordinator:
         return [BeginCuts(self._now.folder, self._now.cutting())]
 
     def _place(self, standings: Sequence[Standing]) -> Instructions:
-        """Tell all servers where to cut: after the same round, or at the marks of the same worker processes.
+        """Tell all servers where to cut: after the same round, or where the same worker processes tell them.
 
         A worker joins one server after the other, so servers may know different workers for a moment. Then
         the servers are asked again, until `agree_by`.
@@ -657,9 +667,9 @@ class SnapshotCoordinator:
     def _placed(self, standings: Sequence[Standing]) -> Instructions:
         """Continue once every server knows where to cut. A round in the future may take any time.
 
-        A worker may have joined since the servers replied first. In sync mode it takes part in the rounds up
-        to the cut, so it becomes a member. In other modes no server waits for its mark, so the snapshot
-        fails.
+        A worker may have joined since the servers replied first. In sync mode the new worker takes part in
+        the rounds up to the cut, so it becomes a member. In other modes no server waits for the new
+        worker's mark, so the snapshot fails.
         """
         now = self._now
         if now.round is None:
@@ -677,8 +687,9 @@ class SnapshotCoordinator:
     def _announce(self) -> Instructions:
         """Announce the snapshot to the workers.
 
-        Without rounds, workers mark their streams only once all workers have learned of the snapshot. Some
-        workers learn of it up to a heartbeat later, and a push after a mark waits for the last mark. If each
+        Without rounds, workers mark their last push in the snapshot only once all workers have learned of the
+        snapshot. Some workers learn of it up to a heartbeat later, and a push after a mark waits for the last
+        mark. If each
         worker marked at once, fast workers would stop and wait for slow ones.
         """
         announcement = AnnounceSnapshot(self._number)
@@ -719,7 +730,7 @@ class SnapshotCoordinator:
         return [*refusals, *self._settle()]
 
     def _settle(self) -> Instructions:
-        """Tell the servers how the snapshot ended. An unreachable server learns it with the next snapshot."""
+        """Tell the servers how the snapshot ended. An unreachable server is told with the next snapshot."""
         now = self._now
         self._enter(Stage.SETTLING)
         # Servers drop log records that a complete snapshot contains. That requires a snapshot that stays, and

@@ -1,7 +1,8 @@
 """Notifies workers of a new snapshot at once, by replying to calls that wait for it.
 
-Replies to heartbeats announce the snapshot too, but a worker may send its next heartbeat only a second later,
-and pushes after the first worker's mark wait for the last worker's.
+Replies to heartbeats announce the snapshot too, but a worker may send its next heartbeat only a second later.
+That would delay training: each worker marks its last push in the snapshot, and pushes after the first
+worker's mark wait for the last worker's mark.
 """
 
 import threading

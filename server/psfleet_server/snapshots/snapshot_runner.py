@@ -67,7 +67,7 @@ class SnapshotRunner:
     """Takes the snapshots of a fleet, one at a time.
 
     Args:
-        host: Host of server 0.
+        host: Host of server 0's shard.
         access: Credentials for calls of the other servers.
         folder: Folder of snapshots that are requested without a path, or None if the job keeps none.
         timeouts: Time limit of each step.
@@ -135,7 +135,8 @@ class SnapshotRunner:
     def learn(self, endpoints: Sequence[str]) -> None:
         """Set the endpoints of all servers, by index.
 
-        Port 0 in an endpoint means that it is not known yet. Such a list does not replace an earlier one.
+        Port 0 in an endpoint means that the port is not known yet. A list with such an endpoint is ignored if
+        an earlier list is known.
         """
         if not any(endpoint.endswith(":0") for endpoint in endpoints) or not self.endpoints:
             self.endpoints = tuple(endpoints)

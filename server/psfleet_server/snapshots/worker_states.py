@@ -47,7 +47,7 @@ class WorkerStates:
         return set(members) - self.left
 
     def awaited(self, members: Mapping[int, int]) -> set[int]:
-        """Return the members whose states belong into a snapshot and are not known yet.
+        """Return the members whose states a snapshot waits for.
 
         A worker that has not introduced itself since this process started may have state. The snapshot waits
         for it as long as it sends heartbeats.
@@ -60,7 +60,7 @@ class WorkerStates:
         return keepers - self._farewells.keys()
 
     def farewells(self, last: Callable[[int], int]) -> dict[int, Any]:
-        """Return, for each worker that has left, its last state before the cut.
+        """Return, for each worker that has left, its last state that belongs into the snapshot.
 
         Args:
             last: Returns a worker's last push or round in the snapshot.

@@ -427,7 +427,7 @@ class FleetConnection:
             Path(self._left_file).touch()
 
     def header(self, **fields: Any) -> Header:
-        """Return the header of a frame from this worker."""
+        """Return the header of a frame (a message on the wire) from this worker."""
         return Header(worker=self.worker, incarnation=self.session.incarnation, **fields)
 
     def to_all(self, method: str, request: Any, **limits: Any) -> list[Call]:

@@ -90,7 +90,7 @@ class ServerRequest(Call):
 
     @property
     def number(self) -> int:
-        """Sequence of the push that the request carries."""
+        """Sequence number of the push that the request carries."""
         return int(self._header.sequence)
 
     @property
@@ -108,7 +108,7 @@ class ServerRequest(Call):
         self._header.addressed.extend(pushes)
 
     def rows(self, spec: TableSpec, ids: Ids, learning_rate: float) -> Floats:
-        """Add a sparse gradient. Returns the array [n, push_width] that the caller fills with its rows."""
+        """Add a sparse gradient. Returns the array [n, push_width], to be filled with the gradient's rows."""
         segment = self._lay(segments.ID_ROWS, spec, len(ids), spec.push_width, learning_rate)
         segment.ids[:] = ids
         return segment.values
@@ -130,7 +130,7 @@ class ServerRequest(Call):
         self._add(segment, values)
 
     def packed(self, segment: Segment, *arrays: NDArray[Any]) -> None:
-        """Add a segment whose bytes are these arrays, one after the other."""
+        """Add a segment (one table's tensor) whose bytes are these arrays, one after the other."""
         target = self.reserve(segment, sum(array.nbytes for array in arrays))
         at = 0
         for array in arrays:
@@ -138,7 +138,7 @@ class ServerRequest(Call):
             at += array.nbytes
 
     def reserve(self, segment: Segment, size: int) -> NDArray[np.uint8]:
-        """Add a segment of `size` bytes, and return the array for them, which the caller fills."""
+        """Add a segment (one table's tensor) of `size` bytes. Returns the array for the caller to fill."""
         target, segment.offset = self._room(size)
         self._add(segments.written(segment), target)
         return target
@@ -193,7 +193,7 @@ class ServerRequest(Call):
         self.is_inline = True
 
     def withdrawal(self) -> bytes:
-        """Return the message that withdraws the push."""
+        """Return the message that makes the server drop the push of this request."""
         return write_withdrawal(frame.encode(self._header))
 
     def values_of(self, message: bytes, spec_of: SpecOf) -> list[Values]:
@@ -309,7 +309,7 @@ class ServerRequest(Call):
         learning_rate: float,
         shape: tuple[int, ...] | None,
     ) -> PlacedSegment:
-        """Find memory for a segment and encode it. Its bytes are the ids, and the values after them."""
+        """Find memory for a segment and encode it. The memory holds the ids, and the values after them."""
         start = 0 if content in (segments.VALUES, segments.WHOLE) else 8 * count
         arrays: tuple[NDArray[np.uint8], ...] = ()
         at = reply = size = 0
@@ -344,8 +344,8 @@ class ServerRequest(Call):
     def _room(self, size: int) -> tuple[NDArray[np.uint8], int]:
         """Return `size` bytes to fill, and their offset in shared memory, or 0 outside shared memory.
 
-        Small sizes share a block. When a block is full, the next one is begun. A size of a block or more gets
-        separate memory.
+        Small sizes share a block of memory. When a block is full, the next block is begun. A size of a block
+        or more gets separate memory.
         """
         if self.held is not None:
             start = self._used
@@ -382,7 +382,7 @@ class _PlainReply(NamedTuple):
         opening: Bytes of the reply before the first value.
         size: Length of the whole reply in bytes.
         view: View number in the reply.
-        places: For each read (first byte, number of values, shape of the values).
+        places: For each read, a triple: offset of the first byte, number of values, shape of the values.
     """
 
     opening: bytes

@@ -64,7 +64,7 @@ class LaneMemory:
         missing: Maximum number of bytes, over all simultaneous calls, that found no space. 0 means that the
             memory was always large enough.
         largest: Bytes of all tensors of the largest call.
-        lent: Maximum number of bytes of arrays that were to be lent at once.
+        lent: Highest number of bytes of lent arrays at one time, including an array that could not be lent.
         give: Frees the place at an offset.
         lost: True once a call with tensors in this memory has failed. No place of it is used again.
         turns: Numbers of the next calls. A server refuses a call that is not newer than the last one, because
@@ -102,12 +102,12 @@ class LaneMemory:
         return self._memory.bytes[offset : offset + size], offset
 
     def miss(self, size: int) -> None:
-        """Count `size` bytes for which a call that has begun found no space."""
+        """Note that a running call found no space in this memory for `size` bytes of its tensors."""
         self._missed += size
         self.missing = max(self.missing, self._missed)
 
     def ended(self, size: int, shortage: int) -> None:
-        """Count the end of a call with `size` bytes of tensors, of which `shortage` bytes found no space."""
+        """Note the end of a call with `size` bytes of tensors, of which `shortage` bytes found no space."""
         self.largest = max(self.largest, size)
         self._missed -= shortage
 
@@ -139,9 +139,10 @@ class LaneMemory:
             self._blocks.give(loan.offset)
 
     def begin(self) -> "PlacedSegment | None":
-        """Allocate a block, and return the root of the layouts that earlier calls had in it.
+        """Allocate a block (2 KiB for the small tensors of a call).
 
-        Returns None if there is no space.
+        Returns the root of a tree that caches how earlier calls have laid out their tensors in the block, or
+        None if there is no space.
         """
         if self._returned:
             self._regain()
@@ -160,7 +161,7 @@ class LaneMemory:
     def learn(
         self, before: "PlacedSegment", key: tuple[object, ...], segment: "PlacedSegment"
     ) -> None:
-        """Cache the layout: `segment` follows `before` for the request `key`."""
+        """Cache that `segment` follows `before` in a block, for calls that add the same `key` there."""
         before.next[key] = segment
         self._known += 1
 
@@ -183,7 +184,7 @@ class LentArray:
 
 
 class _LentValues:
-    """Base object of a lent array. All views reference it, so it is released with the last view."""
+    """Base object of an array that a caller has borrowed. It is released with the last view of the array."""
 
     def __init__(self, memory: LaneMemory, array: Floats) -> None:
         self.__array_interface__ = array.__array_interface__

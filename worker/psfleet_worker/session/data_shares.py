@@ -36,12 +36,12 @@ Ranges = tuple[Range, ...]
 
 
 class WorkerData:
-    """Datasets of one worker process.
+    """Datasets of one worker process. Except in sync mode, server 0 hands out samples in leases (ranges).
 
     Attributes:
         count: Number of datasets so far, including the present one.
-        position: Position that the next push reports to servers, or None before the first lease: the number
-            of leases that are used up, and of samples used of the next lease.
+        position: Position that the next push reports to servers, or None before the first lease. It is a
+            pair: the number of leases that are used up, and the number of samples used of the next lease.
         next_ranges: Samples of the step after the present one, or empty if the worker does not have them yet.
         in_round: True while the script is in a step of a dataset in sync mode. Such a step may make one push.
     """
@@ -65,7 +65,10 @@ class WorkerData:
 
     @property
     def reached(self) -> tuple[int, int]:
-        """Number of leases that are used up, and of samples used of the next lease. Valid after a flush."""
+        """Number of leases (ranges of samples) that are used up, and of samples used of the next lease.
+
+        Valid once all pushes are applied.
+        """
         return self._leases, self._handed
 
     def steps(
@@ -76,7 +79,7 @@ class WorkerData:
         Args:
             batch: Number of samples of a step.
             merged: Number of steps whose gradients are merged into one push.
-            process: Number of this pipeline stage within the worker. Stage 0 requests leases for all.
+            process: Number of this pipeline stage within the worker. Stage 0 requests samples for all stages.
             processes: Number of pipeline stages of the worker.
         """
         self.count += 1
@@ -142,7 +145,7 @@ class WorkerData:
         return dealt.what, dealt.view
 
     def _made(self, number: int) -> int:
-        """Return the number of pushes since round `number` was next: 0 or 1. Raises UsageError for more."""
+        """Return how many pushes the step of round `number` has made: 0 or 1. Raises UsageError for more."""
         pushes = self._session.sequence + 1 - number
         if pushes > 1:
             raise UsageError(
@@ -200,8 +203,9 @@ class WorkerData:
     def _lease(self, batch: int) -> Program[Ranges | None]:
         """Return the next lease, or None if the dataset has ended.
 
-        While the pool is empty, other workers may still die and return samples, so the worker waits. It also
-        reports its own leases as used, because the dataset ends only when all leases are used.
+        While server 0 has no samples left, other workers may still die and return samples, so the worker
+        waits. It also reports its own leases as used, because the dataset ends only when all leases are
+        used.
         """
         while True:
             dealt: DataReply = yield RequestData(

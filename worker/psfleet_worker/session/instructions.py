@@ -39,9 +39,10 @@ class SeatGranted:
         first: In sync mode, the first round in which this process takes part.
         view: Number of the last decided view (membership).
         completed: Number of completed collectives.
-        switches: Number of mode switches among them. If it is 0, `mode` and `last` have no meaning.
-        mode: Mode since the last switch, with those settings that servers need.
-        last: Highest push number of any worker at that switch.
+        switches: Number of mode switches among these collectives. If it is 0, `mode` and `last` have no
+            meaning.
+        mode: Mode since the last mode switch, with those settings that servers need.
+        last: Highest push number of any worker at the last mode switch.
         progress: Loop position that an earlier process of this worker has reached, or empty to start from the
             beginning.
     """
@@ -61,7 +62,8 @@ class ServerJoined:
     """Reply of one server to Join.
 
     Attributes:
-        sequence: Last push of this process that the server has, or the last closed round.
+        sequence: Number of the last push of this process that the server has. In a mode with rounds, number
+            of the last closed round.
         clock: Number of pushes of this process since the last collective.
         mode: Mode of the server.
         switches: Number of mode switches that the server has applied.
@@ -82,7 +84,8 @@ class JoinCollective:
         mode: Name of the reduction. "switch" means that all workers continue in another mode.
         value: Value of the worker, or None at a barrier.
         change: Number that the next mode switch of this process has.
-        reached: Number of leases that are used up, and of samples used of the next lease.
+        reached: Position in the data: number of leases (ranges of samples) that are used up, and number of
+            samples used of the next lease.
     """
 
     number: int
@@ -117,7 +120,7 @@ class AwaitPushes:
     """Wait until at most `under_way` sent pushes are unacknowledged.
 
     Attributes:
-        leaves: True to send the push that waits for a pull first.
+        leaves: True to send, before the wait, a push that is held back to share its calls with a pull.
     """
 
     under_way: int = 0
@@ -126,7 +129,7 @@ class AwaitPushes:
 
 @value_class
 class AwaitReads:
-    """Wait for the replies to a prefetched pull. The result is the newest view number in the replies.
+    """Wait for the replies to a prefetched pull. The result is the newest view (membership) number in them.
 
     Attributes:
         joined: True to also copy the values into arrays, which frees their shared memory.
@@ -137,13 +140,14 @@ class AwaitReads:
 
 @value_class
 class SendPull:
-    """Make a pull, in the same calls as a push that waits for a pull.
+    """Make a pull, in the same calls as a push that is held back for it, if there is one.
 
-    The result is an object whose `view` is the newest view number that a server has reported.
+    The result is an object whose `view` is the newest number of a view (membership) that a server has
+    reported.
 
     Attributes:
-        commit: In sync mode, the round that the pull commits and waits for, or 0 if there is none. Every
-            server has the push of that round, or the only server gets it with this pull.
+        commit: In sync mode, the round that the pull commits (allows servers to close) and waits for, or 0 if
+            there is none. Every server has the push of that round, or the only server gets it with this pull.
         ahead: True to return before the replies arrive.
         own: True to read the values that the caller wants. False reads nothing and only waits for the round.
     """
@@ -155,7 +159,7 @@ class SendPull:
 
 @value_class
 class LayOutPush:
-    """Lay out the caller's gradients as the push with this number and SSP clock.
+    """Lay out the caller's gradients as the push with this number and clock (pushes since a collective).
 
     The result is a bool for each server: True if the push must be sent there.
     """
@@ -170,10 +174,11 @@ class SendPush:
 
     Attributes:
         sequence: Number of the push.
-        cut: Number of the last snapshot that the worker has marked, and its last push in that snapshot.
+        cut: A pair: the number of the last snapshot that the worker has marked, and the worker's last push in
+            that snapshot.
         lingers: True if the push may wait a few milliseconds for a pull.
         is_held: True if servers keep the push unapplied until its round closes.
-        behind: True if that wait begins only after the replies to the prefetched pull.
+        behind: True if the wait for a pull begins only after the replies to the prefetched pull.
         before: For each server, the last earlier push that was sent there.
         addressed: For each server, the last push that was sent there, including this push.
     """
@@ -195,8 +200,9 @@ class SendPush:
 class AwaitMarking:
     """Confirm to server 0 that this worker knows of a snapshot, and wait until all workers have confirmed.
 
-    The result is a pair. Its first element is True if this worker has to mark its stream of pushes. Otherwise
-    the fleet trains in rounds, and the second element is the last round in the snapshot.
+    The result is a pair. Its first element is True if this worker has to mark its stream of pushes (name its
+    last push in the snapshot). Otherwise the fleet trains in rounds, and the second element is the last round
+    in the snapshot.
     """
 
     number: int
@@ -207,7 +213,7 @@ class CutStream:
     """Send the mark of a snapshot to all servers.
 
     Attributes:
-        cut: The mark, with the worker's last push in the snapshot.
+        cut: The mark: the number of the snapshot, and the worker's last push in the snapshot.
         addressed: For each server, the last push up to the mark that was sent there. Empty if every push was
             sent to every server.
     """
@@ -216,7 +222,7 @@ class CutStream:
     addressed: tuple[int, ...] = ()
 
     def to(self, server: int) -> MarkCut:
-        """Return the mark for one server."""
+        """Return the mark (the worker's last push in the snapshot) for one server."""
         addressed = self.addressed[server] if self.addressed else None
         return dataclasses.replace(self.cut, addressed=addressed)
 
@@ -236,7 +242,8 @@ class RequestData:
     Attributes:
         dataset: Number of the dataset, from 1.
         batch: Number of samples of a step.
-        round: In sync mode, the worker's next round, to request the plan. 0 requests a lease.
+        round: In sync mode, the worker's next round, to request the plan of rounds. 0 requests a lease (a
+            range of samples).
         lease: Number of leases that this process has received.
         used: Number of these leases that are used up, with all pushes acknowledged.
     """
@@ -253,8 +260,8 @@ class DataReply:
     """Reply of the coordinator to RequestData.
 
     Attributes:
-        what: The plan of rounds, or the ranges of a lease. `()` means that the dataset has ended. None means
-            that the worker has to wait, because other workers may return samples.
+        what: The plan of rounds, or the samples of a lease (position ranges). `()` means that the dataset has
+            ended. None means that the worker has to wait, because other workers may return samples.
         view: Number of the view (membership) that the reply is based on.
     """
 

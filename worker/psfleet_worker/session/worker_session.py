@@ -60,7 +60,7 @@ class Session:
     Args:
         worker: Number of the worker.
         mode: Mode in which the script begins.
-        patience: Seconds that servers may be in different modes or rounds.
+        patience: Seconds for which servers may be in different modes or rounds before that is an error.
 
     Attributes:
         declared: Present mode, with those settings that servers need.
@@ -72,8 +72,9 @@ class Session:
         first: First round in which this process takes part. Used in modes with rounds.
         progress: Script position, over all processes of this worker.
         collectives: Number of collectives that this process has completed.
-        changes: Number of mode switches among them.
-        turns: Number of switches between rounds and leases that this process has made.
+        changes: Number of mode switches among these collectives.
+        turns: Number of switches between rounds and leases (ranges of samples handed out outside sync mode)
+            that this process has made.
     """
 
     def __init__(self, worker: int, mode: ConsistencyMode, patience: float = 60.0) -> None:
@@ -100,11 +101,11 @@ class Session:
 
     @property
     def passes(self) -> bool:
-        """True if the next collective was complete before this process began. It then returns at once."""
+        """True if the next collective was complete before this process began, and so returns at once."""
         return self.collectives < self._completed_before
 
     def saw(self, view: int) -> None:
-        """Note the view number that a server has reported, if it is newer."""
+        """Note the number of a view (the fleet's membership) that a server has reported, if it is newer."""
         self.view = max(self.view, view)
 
     def start(self) -> Program[None]:
@@ -121,7 +122,7 @@ class Session:
             self.sequence = max(self.first - 1, self.sequence)
 
     def _adopt(self, seat: SeatGranted) -> Program[None]:
-        """Join every server, in the same mode.
+        """Join every server after the registration, in the same mode on each.
 
         The coordinator may know a mode switch that no worker has brought to the servers yet. This process
         then brings it, with its Join.
@@ -139,7 +140,9 @@ class Session:
         yield Leave(self.worker, self.incarnation, self.sequence)
 
     def join(self, switch: int = 0, last: int = 0) -> Program[None]:
-        """Become a member of rounds again after a rest, and learn the number of the last round.
+        """Become a member of rounds again, and learn the number of the last round.
+
+        Call it after a rest: while this worker waited at a collective, rounds closed without it.
 
         Args:
             switch: Number of the mode switch that all workers have agreed on, or 0 if there is none.
@@ -152,7 +155,7 @@ class Session:
     def _join_equal(
         self, key: Callable[[ServerJoined], object], difference: str, switch: int, last: int
     ) -> Program[None]:
-        """Join every server, and repeat that until all servers report the same `key`."""
+        """Join every server, and repeat that until `key` is the same for the replies of all servers."""
         seconds = 0.0
         while len(replies := {*map(key, (yield from self._join(switch, last)))}) > 1:
             if seconds > self._patience:
@@ -161,7 +164,7 @@ class Session:
             seconds += _PAUSE
 
     def _join(self, switch: int, last: int) -> Program[list[ServerJoined]]:
-        """Join every server once, and adopt the mode, sequence and clock that the servers report."""
+        """Join every server once, and adopt the mode, push number and clock that the servers report."""
         replies: list[ServerJoined] = yield Join(
             self.worker, self.incarnation, self.declared, switch, last
         )
@@ -195,7 +198,8 @@ class Session:
         Args:
             mode: Name of the reduction. "switch" means that all workers continue in another mode.
             value: Value of this worker, or None at a barrier.
-            reached: Number of leases that are used up, and of samples used of the next lease.
+            reached: Position in the data: number of leases (ranges of samples) that are used up, and number
+                of samples used of the next lease.
         """
         passes, number = self.passes, self.collectives + 1
         # In such a mode, pulls of other workers wait for pushes of this one and would never end. So the
@@ -226,7 +230,7 @@ _WINDOW_FREE, _READ_AHEAD = AwaitPushes(WINDOW - 1), SendPull(ahead=True)
 
 
 class Stream:
-    """Order of one worker process's pushes and pulls. A program that ends with an error has changed nothing.
+    """Order of one worker process's pushes and pulls. A program that raises an error has changed nothing.
 
     In a mode without waiting pulls, a push goes only to the servers that hold one of its tables, and to
     server 0. Two additions make that safe:
@@ -237,8 +241,9 @@ class Stream:
       them only, server 0 knows the last push that each server should have.
 
     Attributes:
-        open: Number of the round that is pushed and not committed yet, or 0 if there is none.
-        cut: Number of the last snapshot that this worker has marked, and its last push in that snapshot.
+        open: Number of the round that is pushed but not committed yet (servers may not close it), or 0.
+        cut: A pair: the number of the last snapshot that this worker has marked, and the worker's last push
+            in that snapshot.
         last_snapshot: Number of the last snapshot that server 0 has requested.
     """
 
@@ -284,7 +289,9 @@ class Stream:
         return self._session.declared.reads_ahead
 
     def pull(self, own: bool = True) -> Program[Any]:
-        """Pull, and commit the open round, if there is one. Returns the values after that round has closed.
+        """Pull. In a mode with rounds, also commit the worker's pushed round, so that servers may close it.
+
+        Returns the values after that round has closed.
 
         Args:
             own: True to read the values that the caller wants. False only waits for the round; the caller
@@ -355,7 +362,7 @@ class Stream:
         return ticket
 
     def flush(self) -> Program[None]:
-        """Wait until every push is applied. In a mode with rounds this waits until its round closes."""
+        """Wait until every push is applied. With rounds, this waits until the last round has closed."""
         yield from self._arrive()
         yield _FLUSH
         if self.open:
@@ -371,8 +378,8 @@ class Stream:
     def mark(self, number: int) -> Program[None]:
         """Take part in a snapshot: report to all servers the last push of this worker that belongs to it.
 
-        Later pushes contain the mark too. A server learns the cut from the mark or from such a push,
-        depending on which arrives first, so it never applies a later push without knowing the cut.
+        Later pushes contain the mark too. A server learns the last push from the mark or from such a push,
+        depending on which arrives first. So the server never applies a later push unawares.
         """
         session = self._session
         marks, last = yield AwaitMarking(number)
@@ -385,13 +392,13 @@ class Stream:
 
 
 class Collectives:
-    """Collectives of one worker process: flush the stream, wait for all workers, and join rounds again.
+    """Collectives of one worker process: apply its pushes, wait for all workers, and join rounds again.
 
     Args:
         session: State of the worker process.
         stream: Its pushes and pulls.
-        position: Returns the position in the data: number of leases used up, and of samples used of the next
-            lease.
+        position: Returns the position in the data: number of leases (ranges of samples) that are used up, and
+            number of samples used of the next lease.
     """
 
     def __init__(
@@ -439,10 +446,11 @@ class Collectives:
         return (yield from self._session.meet(mode, value, self._position()))
 
     def _come_back(self, passes: bool) -> Program[None]:
-        """Become a member of rounds again, if this worker has rested for the collective.
+        """Become a member of rounds again, if rounds have closed without this worker during the collective.
 
         Args:
-            passes: True if the collective was complete before this process began, so that it has not rested.
+            passes: True if the collective was complete before this process began, so that this worker has
+                not waited for it.
         """
         if self._session.declared.has_rounds and not passes:
             yield from self._session.join()

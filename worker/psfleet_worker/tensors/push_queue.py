@@ -218,7 +218,7 @@ class FleetPush:
         return None
 
     def refusal(self, error: UsageError) -> UsageError:
-        """Return a refusal with the number of the push, and whether parts of it were applied."""
+        """Add to a refusal the number of the push, and whether other servers have applied their parts."""
         number = self.requests[0].number
         addition = ""
         if sum(self.goes_to) > 1 and not self.is_held:
@@ -349,7 +349,7 @@ class PushQueue:
             raise joined_refusals(refusals)
 
     def withdraw(self, push: FleetPush) -> None:
-        """Make all servers drop a push that they hold for a round, and wait until they have."""
+        """Make all servers drop a push that they hold for a round, and wait until they have dropped it."""
         wait_all(
             [
                 client.start("Shard/Push", request.withdrawal())
@@ -372,7 +372,7 @@ class PushQueue:
             self._thread.join()
 
     def _expect_company(self) -> None:
-        """Start the wait of the push that was just added. The caller holds the lock."""
+        """Begin to wait for a pull to share calls with the added push. The caller holds the lock."""
         self._due = time.monotonic() + LINGER
         if self._thread is None:
             self._thread = ServiceThread(self._run, "pushes")

@@ -28,7 +28,7 @@ class PushTrace:
         self._lock = threading.Lock()
 
     def describe(self, push: int, samples: int) -> None:
-        """Set the number of the push and of its samples as attributes of the span."""
+        """Set attributes of the span: the push's number, and how many samples the push has."""
         self.span.set_attributes({"psfleet.push": push, "psfleet.samples": samples})
 
     def leave(self, request: ServerRequest) -> "CallSpan":

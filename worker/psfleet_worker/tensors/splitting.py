@@ -72,7 +72,7 @@ class RoutingPlans:
         return ranges
 
     def of(self, spec: TableSpec, ids: Ids) -> UniqueIds:
-        """Return the distinct ids of a batch of ids [n], split by the servers of the table's group."""
+        """Return the distinct ids of a batch of ids [n], split by the servers that hold the table."""
         return self._batches.unique_ids(spec.key, ids, len(self.group(spec)))
 
     def newest(self) -> dict[int, Ids]:
@@ -109,7 +109,10 @@ class DenseRead:
         return mask
 
     def _borrow(self, requests: Sequence[ServerRequest]) -> LentArray | None:
-        """Return a lent array if all servers of the table share one memory that has space, else None."""
+        """Return an array in shared memory to lend to the caller, or None if that is not possible.
+
+        All servers of the table must share one memory, and it must have space.
+        """
         parts = [requests[server] for server, low, high in self._ranges if high > low]
         memory = parts[0].held
         if memory is None or any(request.held is not memory for request in parts):
@@ -193,7 +196,7 @@ SPLIT_READS: dict[str, type[DenseRead] | type[SparseRead]] = {
 
 @value_class
 class _GradientPart:
-    """Checked gradient of a table (psfleet.core.engine.gradient_checks) and its format on the wire.
+    """Gradient of a table, checked by psfleet.core.engine.gradient_checks, and the format to send it in.
 
     Attributes:
         spec: The table.
@@ -210,7 +213,7 @@ class _GradientPart:
     form: Format
 
     def segment(self, content: Content, count: int) -> Segment:
-        """Build the segment that describes the part for one server."""
+        """Build the segment (description in the message) of the part for one server."""
         return Segment(
             table=self.spec.key,
             content=content,
@@ -236,7 +239,7 @@ def add_gradients(
     Args:
         requests: One per server. On an error the caller closes them.
         gradients: The checked gradients of one push.
-        plans: Routing to the present servers.
+        plans: Cached routing of ids and ranges to the present servers.
         compressor: Formats of gradients, and compression errors kept for later gradients.
         look: Checks (table name, values, ids) of all gradients for infinities and NaN. Sparse rows are
             checked as sums, because there are fewer sums than rows.

@@ -116,7 +116,7 @@ class Transfers:
         return {self._spec_of(key).name: ids for key, ids in self._plans.newest().items()}
 
     def begin(self) -> None:
-        """Adopt the session's mode. Call it when the process joins and after each mode switch."""
+        """Adopt the session's consistency mode. Call it when the process joins and after each mode switch."""
         # In modes with rounds a push must be bit-identical when it is repeated, so it must not depend on
         # errors that this process has kept.
         self._compressor.feeds = not self._session.declared.has_rounds
@@ -133,7 +133,7 @@ class Transfers:
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
         """Start a pull without waiting for it.
 
-        If the mode's pulls wait for other workers, it is complete at once.
+        If pulls wait for other workers in the present mode, the returned pull is already complete.
         """
         if not self._stream.reads_ahead:
             return CompletedPull(self.pull(reads))
@@ -156,8 +156,8 @@ class Transfers:
             gradients: Gradients of the step, at most one per table.
             samples: Number of samples of the step.
             loss: Loss of the step, or None if it has none.
-            position: Position of the worker in its data: number of leases used up, and of samples used of the
-                next lease.
+            position: Position of the worker in its data as a pair: the number of leases (ranges of samples
+                from server 0) that are used up, and the number of samples used of the next lease.
         """
         fields = {
             "samples": samples,
@@ -200,7 +200,8 @@ class Transfers:
         """Execute the instructions that a program yields, and return the program's result.
 
         Args:
-            program: Program of the stream, or of one of the state machines on top of it.
+            program: Program (a generator of instructions) of the stream of pushes and pulls, or of a state
+                machine that uses the stream.
             split_reads: The caller's reads, for a program that pulls.
             lay: Lays out the caller's gradients, for a program that pushes.
             timeout: Time limit of each wait for other workers in seconds, or None for the usual limit.
@@ -252,9 +253,9 @@ class Transfers:
     def _receivers(self, requests: Sequence[ServerRequest]) -> list[bool]:
         """Keep the requests of a push, and return for each server whether the push is sent there.
 
-        A server without a part of it is left out, except server 0, which counts every push. In modes whose
-        pulls wait for other workers, all servers get every push, because each server decides what a pull
-        waits for.
+        A server without a part of the push is left out, except server 0, which counts every push. In modes
+        whose pulls wait for other workers, all servers get every push, because each server decides what a
+        pull waits for.
         """
         self._requests, waits = requests, self._session.declared.pulls_wait
         goes_to: list[bool] = []
@@ -263,7 +264,7 @@ class Transfers:
         return goes_to
 
     def _land(self, joined: bool) -> int:
-        """Wait for the replies of prefetched pulls, and return the newest view number in them, or 0.
+        """Wait for the replies of prefetched pulls. Returns the newest view (membership) number, or 0.
 
         A reply stays in shared memory until its pull is joined. At most the newest reply stays there, so that
         prefetching needs the memory of two steps at most.
@@ -291,7 +292,10 @@ class Transfers:
         return split_reads
 
     def _read(self, read: SendPull, split_reads: SplitReads, timeout: float | None) -> FleetPull:
-        """Send a pull, in one call with the waiting push if there is one. Join it unless it is prefetched."""
+        """Send a pull, together with the waiting push if there is one.
+
+        Copies the values into arrays, unless the pull is prefetched.
+        """
         fleet, pushes = self._fleet, self._pushes
         seconds = fleet.patience.wait if timeout is None else timeout
         # Under the lock, so that the queue's thread cannot send another push between `take` and `sent`.
@@ -341,7 +345,7 @@ class Transfers:
         return requests
 
     def _skipped(self, gradient: Gradient) -> Gradient:
-        """Return the part of a gradient that a skipped step still pushes: counts, but no gradient values."""
+        """Return the part of a gradient that a skipped step still pushes: counts, but no values."""
         counts = self._spec_of(gradient.table).rule.counts
         return gradient if counts else without_values(gradient)
 

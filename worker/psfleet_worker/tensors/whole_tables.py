@@ -77,7 +77,10 @@ def _join_dense(spec: TableSpec, pages: Sequence[Sequence[PartState]]) -> Floats
 def split_state(
     spec: TableSpec, state: TableState, servers: int
 ) -> Iterator[list[OutgoingSegment]]:
-    """Split the content of a table into pages. Yields a list of one segment per server for each page."""
+    """Split the content of a table into pages.
+
+    Yields, for each page, a list with one segment (a tensor and its description) per server.
+    """
     return (_split_dense if spec.kind == "dense" else _split_rows)(spec, state, servers)
 
 
@@ -189,7 +192,13 @@ class TableReader:
             offset += count
 
     def evictions(self, table: int, position: Sequence[int], limit: int) -> list[EvictedIds]:
-        """Return up to `limit` evictions of a table from each server, starting at the server's `position`."""
+        """Return ids that a table has evicted (removed), up to `limit` from each server.
+
+        Args:
+            table: Key of the table.
+            position: For each server, the position in the server's stream of evicted ids at which to start.
+            limit: Maximum number of ids from each server.
+        """
         requests = [
             shard_pb2.EvictionsRequest(table=table, position=at, limit=limit) for at in position
         ]
@@ -205,7 +214,7 @@ class TableReader:
 class WorkerTables(TableReader):
     """Reads and writes whole tables for a worker.
 
-    Flush the worker's pushes before a call (`Stream.flush`).
+    Before each call, wait until the worker's pushes are applied (`Stream.flush`).
     """
 
     def __init__(self, fleet: "FleetConnection") -> None:
@@ -267,12 +276,13 @@ class WorkerTables(TableReader):
     def shrink(
         self, table: int = 0, threshold: float | None = None, unseen: int | None = None
     ) -> int:
-        """Remove rows of a table, or of all tables if `table` is 0, and return their number.
+        """Remove rows of a table, or of all tables if `table` is 0. Returns the number of removed rows.
 
         Args:
             table: Key of the table, or 0.
-            threshold: Lowest score of a row that stays, or None for the default of each table.
-            unseen: Number of steps after which an unused row is removed, or None.
+            threshold: Lowest score (by the table's eviction policy) of a row that stays. None means each
+                table's default.
+            unseen: Number of steps without a push to a row after which the row is removed, or None.
         """
         self._writes += 1
         request = shard_pb2.ShrinkRequest(
@@ -289,7 +299,7 @@ class WorkerTables(TableReader):
         return sum(shard_pb2.ShrinkReply.FromString(response).removed for response in replies)
 
     def load(self, path: str) -> None:
-        """Load all tables from a snapshot."""
+        """Load the tables of the snapshot at `path` on all servers."""
         from psfleet.checkpoint import read_specs  # loads the tables of servers
 
         absolute = place_or_url(path)
@@ -308,6 +318,6 @@ class WorkerTables(TableReader):
     def _header(self) -> Header:
         """Return a new header.
 
-        Each message needs a separate header, because it adds its segments to the header.
+        Each message needs a separate header, because writing the message adds its segments to the header.
         """
         return self._fleet.header(sequence=self._writes)
