@@ -137,11 +137,11 @@ class ConsistencyMode:
         return {name: getattr(self, name) for name in names}
 
     def agreed(self, *values: int) -> Self:
-        """Return the mode as servers know it: all other settings have their defaults.
+        """Return the mode as servers know it, with defaults for the settings that servers do not know.
 
         Args:
-            values: New values for the first of the settings that servers know, in their order. Further
-                settings keep their values.
+            values: New values for the settings that servers know, in the order of `agreed_settings`. A
+                setting without a new value keeps its value.
         """
         settings = self.agreed_settings
         return type(self)(**(settings | dict(zip(settings, values, strict=False))))
@@ -217,7 +217,7 @@ def find_mode(name: str | None) -> ConsistencyMode:
 
 
 def find_part(place: str) -> Any:
-    """Return the object that a mode declares as `module:class`."""
+    """Import and return the object that a mode declares as `module:class`."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 

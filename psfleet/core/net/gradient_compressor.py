@@ -165,7 +165,7 @@ class GradientCompressor:
         Args:
             spec: Definition of the table.
             number: Number of the push.
-            low: Position of the slice in the flattened array, a multiple of SCALE_BLOCK.
+            low: Index of the slice's first element in the flattened array, a multiple of SCALE_BLOCK.
             values: float32 [n], finite if the format requires it (see `check`).
             out: Receives the compressed values.
         """

@@ -315,10 +315,10 @@ def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, target: int) -> 
 
 @cache
 def _route_codes(groups: int, shift: int) -> NDArray[np.uint32]:
-    """Return the routes as the kernel `dedup` takes them: uint32 [2 * virtual shards].
+    """Return the server of each virtual shard as the kernel `dedup` takes it: uint32 [2 * virtual shards].
 
-    The first half is the group of each virtual shard, and the second half the group as the upper bits of a
-    code.
+    A virtual shard is one of 1,024 classes of ids. The first half of the result has the number (group) of its
+    server, and the second half the same number as the upper bits of a code.
     """
     table = routes(groups)
     return np.concatenate([table, table << np.uint32(shift)])

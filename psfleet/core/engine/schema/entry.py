@@ -106,11 +106,11 @@ class Entry:
 
     @classmethod
     def read(cls, words: list[str], numbers: dict[str, Any], rest: dict[str, float]) -> "Entry":
-        """Make the entry from its stored form.
+        """Make the entry from its stored form, such as "capacity:evict:lfu" and {"rows": 5, "bytes": 0}.
 
         Args:
-            words: Words after the kind.
-            numbers: Numbers of the stored form, in its order.
+            words: Words behind the kind, such as ["evict", "lfu"].
+            numbers: Numbers of the form by name, in the order of the class's fields.
             rest: Stored numbers that no entry has used yet. A class that uses some of them removes them.
         """
         return cls(*words, *numbers.values())
@@ -155,7 +155,7 @@ def stored_as(
 @stored_as("probability", probability=float)
 @dataclass(frozen=True, slots=True)
 class ProbabilityEntry(Entry):
-    """An id without a row gets a row with this probability, each time that a push names the id.
+    """Each push of an id that has no row gives the id a row with a fixed probability.
 
     The draw is a hash of id, table, seed and the table's step. So it does not depend on the number of
     servers, and a restarted server draws the same. `ProbabilityEntry(0.1)` gives an id a row after 10 pushes
@@ -253,8 +253,8 @@ class TTLEntry(Entry):
 
     Attributes:
         steps: Number of updates of the table, at most 2**30, or 0 for no limit. A row is removed between
-            `steps` and 9/8 of `steps` after its last push. The step depends on the row's id, and not on the
-            number of servers.
+            `steps` and 9/8 of `steps` after its last push. The exact step depends on the row's id, and not on
+            the number of servers.
         seconds: Seconds during which the servers run, or 0 for no limit. Checked every `seconds` / 16.
     """
 

@@ -373,7 +373,7 @@ class TableSpec:
 
     @property
     def candidate(self) -> Mapping[str, type] | None:
-        """Values that servers remember of an id without a row, or None (Entry.candidate)."""
+        """Name and type of each value that is stored for an id without a row, or None (Entry.candidate)."""
         parts = () if self.entry is None else self.entry.parts
         return next((part.candidate for part in parts if part.candidate is not None), None)
 
