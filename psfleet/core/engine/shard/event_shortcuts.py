@@ -28,7 +28,7 @@ from psfleet.core.engine.shard.updates import update
 
 
 class TableUpdates(Protocol):
-    """Gradients of a push, which have passed `ShardTables.check_gradient`."""
+    """Gradients of a push that have passed `ShardTables.check_gradient`."""
 
     def fit(self, base: int) -> bool:
         """Return whether no id is repeated and the tables certainly have room for new ids.
@@ -42,7 +42,10 @@ class TableUpdates(Protocol):
 
 
 def may_be_plain(shard: Shard) -> bool:
-    """Return whether any call can be plain in the present state and mode of the shard."""
+    """Return whether the shard's present state and mode allow plain calls at all.
+
+    A call is plain if it needs no log record and does not concern a snapshot, a follower or a waiting pull.
+    """
     mode = shard.consistency.declared
     return shard.is_quiet and not (mode.has_rounds or mode.adds_deltas or mode.gate)
 
@@ -52,7 +55,8 @@ def is_plain(
 ) -> bool:
     """Return whether `apply_plain_call` may apply this push and this pull. Call `may_be_plain` first.
 
-    Returns False for an invalid call too; `Shard.handle` then reports the error.
+    The push and the pull are the two parts of one call. Returns False for an invalid call too; `Shard.handle`
+    then reports the error.
 
     Args:
         shard: The shard.

@@ -42,14 +42,15 @@ class FrozenShard:
     """Image of a shard at one moment, for a snapshot or a standby. Read it once, then close it.
 
     Attributes:
-        number: Number of the cut, or 0 if the image is not for a snapshot.
+        number: Number of the snapshot that the image is for, or 0 if it is for another use.
         index, servers: Index of the shard's server, and number of all servers.
         tables: Images of the tables.
         state: State of the shard without its tables.
         mode, round: Consistency mode of the fleet, and last closed round.
-        pushes: For each seat its incarnation and the last push that the image contains.
-        since: For a delta, number of the cut since which the tables contain changes only. 0 if the image
-            contains all rows.
+        pushes: Maps a seat (worker rank) to the pair (incarnation, push): the worker process, and its last
+            push that the image contains.
+        since: For a delta, number of the snapshot that it is based on: the image has only the changes since
+            then. 0 if the image has all rows.
     """
 
     number: int
@@ -70,7 +71,7 @@ class FrozenShard:
 
 @value_class
 class Join:
-    """An incarnation of a worker begins, or continues after it has waited at a collective.
+    """A worker process (incarnation) begins, or continues after it has waited at a collective.
 
     The reply has the last closed round in sync mode, or the worker's last push in other modes.
 
@@ -116,8 +117,8 @@ class Push:
 
     Attributes:
         clock: Ssp mode: number of the worker's pushes since the last collective.
-        cut: Number of the last snapshot for which the worker has set a mark, and its last push in that
-            snapshot.
+        cut: Pair of numbers: the last snapshot for which the worker has said which of its pushes is the last
+            one in it (the worker's *mark*), and that push.
         position: Modes other than sync: the worker's position in its data after this push.
         progress: Modes other than sync: loop position of the worker's script, or empty if it is not known.
         skipped: Number of pushes just before this push that were not sent to this server.
@@ -199,7 +200,8 @@ class PartState:
 class WriteState:
     """Request to overwrite parts of tables.
 
-    `number` counts the writes and shrinks of a worker process. Callers that are no workers send 0.
+    `number` counts the writes and shrinks of one worker process, so that a repeated request is recognised.
+    Callers that are no workers send 0.
     """
 
     states: tuple[PartState, ...]
@@ -239,9 +241,9 @@ class RestorePart:
     """Restore a part of a table from a snapshot.
 
     Attributes:
-        clock: Clock of the table in the snapshot.
-        columns: Columns as described in psfleet.core.engine.tables.row_data. The column `removed` has ids to
-            remove.
+        clock: Number of the table's updates in the snapshot, and the times of its shrinks.
+        columns: Maps the name of a column to its array, as described in
+            psfleet.core.engine.tables.row_data. The column `removed` has ids to remove.
     """
 
     table: int
@@ -276,7 +278,7 @@ class MarkCut:
 
 @value_class
 class RetryRoom:
-    """Notice that the log may have space again: the shard closes a round that waited for space."""
+    """Notice that the log's disk may have space again: the shard closes a round that waited for space."""
 
 
 @value_class
@@ -284,7 +286,8 @@ class EndCut:
     """Notice that a snapshot is complete or was given up.
 
     Attributes:
-        base: Oldest snapshot that later deltas may refer to. 0 drops all delta bases.
+        base: Number of the oldest snapshot that later deltas may refer to. The shard then forgets changes
+            before it. 0 means that no delta will refer to a snapshot.
     """
 
     number: int
@@ -338,7 +341,8 @@ class CloseRound:
     """Sync mode: close the round with the pushes that the shard has received from these seats (worker ranks).
 
     Attributes:
-        progress: For each seat, loop position of its script when it committed the push, if known.
+        progress: For each seat, the loop position of the worker's script when it confirmed that all servers
+            have its push. Seats for which it is not known have no entry.
     """
 
     round: int

@@ -47,7 +47,8 @@ class SeatView:
 
     Attributes:
         incarnations: Incarnations, oldest first. An ended incarnation stays as long as a server may need it.
-        rests: Number of collectives at which the present incarnation has waited, or more.
+        rests: Number of collectives at which the present incarnation need not wait again, because it has
+            waited there or they were complete before it began.
         left: True if the present incarnation has left regularly.
     """
 
@@ -108,13 +109,13 @@ class ViewReport:
         mode: Mode of the fleet on this server, or empty if no worker has joined.
         closed: Last closed round.
         incarnations: Number of the incarnation.
-        committed: Last round for which all servers are known to have the incarnation's push, because it has
-            committed the round or the round was closed with its push.
-        rests: Number of collectives at which it has waited.
+        committed: Last round for which all servers are known to have the incarnation's push. They are known
+            to have it if the worker has confirmed that (a commit), or if the round was closed with the push.
+        rests: Number of collectives at which the incarnation has waited.
         left: Seats that have left regularly.
-        sequences: Number of its last push (modes without rounds).
-        positions: Position in its data after that push.
-        progress: Loop position of its script, as it was last reported.
+        sequences: Number of the incarnation's last push (modes without rounds).
+        positions: Position of the incarnation in its data after that push.
+        progress: Last loop position that the incarnation's script has reported.
         addressed: On server 0, the last push that was sent to each server, up to the last push here. A
             seat whose last push went to all servers has no entry.
     """

@@ -26,10 +26,10 @@ class Rounds:
         seats: Seats of workers, taken or vacant. A seat is a member of the open round unless it waits at a
             collective or has left.
         closed: Last round whose update is in the tables.
-        first: First round of which a seat is a member, for seats that were not there from the beginning.
+        first: For each seat that joined later than the first round, the first round of which it is a member.
         held: Pushes of the open round that have arrived, by seat.
         committed: Highest round that each seat has committed.
-        counted: Last closed round with a push of the seat's present incarnation.
+        counted: For each seat, the last closed round with a push of its present incarnation.
         resting, left: Seats that wait at a collective, and seats that have left for good.
         rests: For each seat, the number of collectives at which it has waited. A repeated message has the
             same number and no effect.
@@ -73,7 +73,7 @@ class Rounds:
         return push.withdrawn and is_open and bool(earlier.gradients)
 
     def hold(self, push: Push) -> None:
-        """Store a new push for the open round. It replaces the push that its worker withdraws, if any."""
+        """Store a new push for the open round, in place of an earlier push that the worker withdraws."""
         self.resting.discard(push.worker)
         self.held[push.worker] = push
 
@@ -231,10 +231,10 @@ class Rounds:
         ]
 
     def is_complete(self) -> bool:
-        """Return whether every member has committed the open round.
+        """Return whether the open round can close, because every member has committed it.
 
-        A round without members is complete if a later round has members. If no push of the round is here and
-        another server has closed it, it is complete too: it had no members on that server.
+        A round without pushes and without members can close if a later round has members. A round without
+        pushes that another server has already closed can close too, because it had no members there.
         """
         if self.held:
             return not self.awaited()

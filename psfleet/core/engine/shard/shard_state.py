@@ -249,7 +249,7 @@ class ConsistencyState:
         self._restart_after_collective(True)
 
     def install(self, event: InstallView, before: Mapping[int, int]) -> None:
-        """Adopt the membership of a view.
+        """Adopt the membership of a view, which says which worker processes belong to the fleet.
 
         Args:
             event: The view.

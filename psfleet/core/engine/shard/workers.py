@@ -29,7 +29,7 @@ class Workers:
         incarnations: Number of the present incarnation.
         sequences: Last applied push of the incarnation (modes other than sync).
         writes: Number of the incarnation's last write.
-        positions: Position of the incarnation in its data.
+        positions: Position of the incarnation in its data after its last push (modes other than sync).
         progress: Last loop position of the incarnation's script that came with an accepted push.
         newest: Highest incarnation that has begun; it may have ended.
         base: Number of the last push before the latest mode switch. New incarnations number their pushes
@@ -180,10 +180,12 @@ class Workers:
         return {seat: self.progress[seat] for seat in members if seat in self.progress}
 
     def last_pushes(self, marks: Mapping[int, int]) -> dict[int, tuple[int, int]]:
-        """Return for each worker rank its incarnation and its last push in a snapshot with these marks.
+        """Return for each worker rank the pair (incarnation, its last push in a snapshot).
 
-        The last push may be the mark itself, even if it was not sent to this server: a push that was not sent
-        here has no gradients for this server, so the tables contain it.
+        Args:
+            marks: For each worker that has named its last push in the snapshot, that push. It counts even if
+                it was not sent to this server: it then has no gradients for the server, so the tables
+                contain it.
         """
         return {
             seat: (incarnation, max(self.sequences[seat], marks.get(seat, 0)))

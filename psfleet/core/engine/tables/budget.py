@@ -61,9 +61,9 @@ class MemoryBudget:
         return self.limit - self.held - self.charged(besides=table)
 
     def charged(self, besides: str = "") -> int:
-        """Return the bytes that all tables except `besides` take, or will take after the present plan.
+        """Return the bytes that all tables except `besides` take.
 
-        A plan is made within a `with planning()` block.
+        Within a `with planning()` block, includes the growth that was checked there.
         """
         plans = self._plans
         totals = self._taken if plans is None else self._taken | plans

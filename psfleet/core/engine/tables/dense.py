@@ -79,9 +79,10 @@ class DenseTable:
             return [self._spread(plane) for plane in self._planes()]
 
     def part(self, start: int, end: int) -> tuple[int, Floats]:
-        """Return the number of updates so far, and positions `start` to `end` - 1 of the weights and state.
+        """Return the number of updates so far, and the weights and state of elements `start` to `end` - 1.
 
-        The values are float32 [1 + state values, end - start]; fewer columns if the part ends before `end`.
+        The values are float32 [1 + state values, end - start]. There are fewer columns if this server's part
+        of the table ends before `end`.
         """
         with self._lock:
             return self.step, np.stack(

@@ -195,7 +195,7 @@ class HostRowMemory(RowStore):
         return FIRST_CHUNKS << (FIRST_LEVEL - int(self._words[SHIFT]))
 
     def _most(self, rows: int) -> list[int]:
-        """Return the bytes of each address range for this many rows, even if all hashes are similar."""
+        """Return the bytes to reserve in each address range for `rows` rows, enough for any ids."""
         chunks = rows * _LINES // CHUNK_LINES + 16
         return self._sizes(rows + 1, chunks, LARGEST_DIRECTORY * chunks)
 

@@ -84,8 +84,8 @@ class TableClock:
     Attributes:
         step: Number of updates of the table so far.
         shrinks: Steps of the table at its last calls of `shrink`, ascending.
-        ticks: Pairs of a time in seconds and the table's step at that time, both ascending. For tables whose
-            rows expire after a time.
+        ticks: Pairs (time in seconds, number of updates until then), ascending. Only for tables whose rows
+            expire after a time.
     """
 
     step: int = 0
@@ -106,10 +106,10 @@ class HistoryPoint:
     """Mark in a table's history, made by `SparseTable.mark` and valid for that table only.
 
     Attributes:
-        era: Number of times that the table's step had been set before. Steps of rows can be compared with
-            `step` only in the same era.
+        era: Number of times that the table's step (number of updates) had been set before, as when a snapshot
+            is loaded. Steps of rows can be compared with `step` only in the same era.
         step: Step of the table at the mark.
-        event: Number of the next event of the ChangeHistory.
+        event: Number of the next removal or direct write of rows, as ChangeHistory counts them.
         evicted: Point of the eviction stream (EvictionStream.point), or None without a stream.
         bounded: True if the mark is given up when too many rows are removed.
     """

@@ -81,10 +81,7 @@ class RowMemory(ABC):
     @property
     @abstractmethod
     def spare(self) -> int:
-        """Number of rows that can certainly be added.
-
-        There may be room for more; this bound is cheap to compute.
-        """
+        """Lower bound of the number of rows that can be added. Cheap to compute."""
 
     @property
     @abstractmethod
@@ -272,10 +269,7 @@ class RowMemory(ABC):
 
 
 class RowView(Protocol):
-    """Image of one memory for a snapshot in progress (row_snapshot.FrozenRows).
-
-    It copies rows before they change.
-    """
+    """Image of the rows in one memory, for a snapshot in progress. It copies rows before they change."""
 
     def keep(self, ids: Ids) -> None:
         """Copy the rows of these ids. The caller holds the table's lock."""

@@ -268,7 +268,10 @@ class RowScan:
         return mask
 
     def restamped(self) -> None:
-        """Begin a new era after the table's step was set: rows' steps cannot be compared with older marks."""
+        """Begin a new era after the table's number of updates was set.
+
+        The steps of rows' last pushes can then not be compared with marks of earlier eras.
+        """
         self._history.era += 1
         self.changed(None)
 
@@ -287,7 +290,7 @@ class RowScan:
         return HistoryPoint(self._history.era, step, event, point, bounded)
 
     def before(self, step: int) -> HistoryPoint:
-        """Return a mark just before the update of this step, for `pushed_since` only."""
+        """Return a mark in the table's history just before update `step`, valid for `pushed_since` only."""
         return HistoryPoint(self._history.era, step - 1, 0)
 
     def has_history_since(self, mark: HistoryPoint) -> bool:

@@ -150,9 +150,9 @@ class FrozenRows:
             self._kept.append((ids, self._rows.gather(slots), steps))
 
     def _claim(self, rows: Listed) -> Listed:
-        """Return those of these rows whose bit was set, and clear the bits.
+        """Return those of these rows that are unread, and clear their bits.
 
-        Rows in slots added later are left out.
+        Rows in slots that were added after the image was made are left out.
         """
         count = len(rows[0])
         ids, slots, steps = (np.empty(count, np.int64) for _ in range(3))

@@ -52,7 +52,9 @@ Floats = NDArray[np.float32]
 
 
 class SparseTable:
-    """Rows by id. A push adds a row for a new id; the table's entry says which rows are removed. Thread-safe.
+    """Rows by id. A push adds rows for new ids. Thread-safe.
+
+    The `entry` of the table's definition may limit which ids get a row, and says which rows are removed.
 
     Attributes:
         spec: Definition of the table.
@@ -165,7 +167,8 @@ class SparseTable:
     def push(self, ids: Ids, gradients: Floats, learning_rate: float) -> None:
         """Update the rows of these ids.
 
-        New ids that the entry admits get a row with their initial values first.
+        New ids get a row with their initial values first, unless the table's definition (its `entry`) does
+        not admit them.
 
         Shapes are not checked here, because `ShardTables.check_gradient` has checked them before.
 
@@ -239,13 +242,12 @@ class SparseTable:
     def check_room(self, parts: Sequence[Ids], written: bool = False, evicted: int = 0) -> None:
         """Raise an error if the table cannot take all these ids in its next update. Changes nothing.
 
-        An id that appears in several parts counts once. Ids that have a row, and ids that the entry would not
-        admit, need no room.
+        An id that appears in several parts counts once. Ids that have a row, and ids that would not get one
+        (by the `entry` of the table's definition), need no room.
 
         Args:
             parts: Ids of the update.
-            written: True if the rows are written or restored instead of pushed; the entry then admits every
-                id.
+            written: True if the rows are written or restored instead of pushed. Every id then gets a row.
             evicted: Number of rows that the caller will evict before the update (result of `surplus`).
 
         Raises:
@@ -323,7 +325,7 @@ class SparseTable:
             return self.scan.drop(first, self.step, EvictionCause.CAPACITY)
 
     def evicted(self, position: int, limit: int) -> EvictedIds:
-        """Return up to `limit` recorded evictions, beginning at a position in the list of all evictions.
+        """Return up to `limit` recorded evictions, from number `position` on, counted from 0 over all time.
 
         Raises:
             UsageError: The table records no evictions, or it has not reached this position yet.
@@ -354,11 +356,11 @@ class SparseTable:
         """Remove rows with a low score and rows not pushed for long; return the number of removed rows.
 
         Args:
-            threshold: Rows with a lower score are removed. None means the threshold of the entry in a table
-                that counts shows and clicks; with an eviction policy that has scores, None removes no row by
-                score. In a table without scores, this is used as `unseen`.
+            threshold: Rows with a lower score are removed. None means the `delete_threshold` of the table's
+                ShowClickEntry; with an eviction policy that has scores, None removes no row by score. In a
+                table without scores, this is used as `unseen`.
             unseen: Rows that no push has updated since this many shrinks ago are removed. None means the
-                `delete_after_unseen` of the entry; if the entry has none, no row is removed by age.
+                `delete_after_unseen` of the table's ShowClickEntry, or without one removes no row by age.
         """
         with self._lock:
             return self._lifetime.shrink(threshold, unseen, self.step)

@@ -103,7 +103,10 @@ class DeviceIndex:
         )
 
     def _stamps(self, steps: Ids | None) -> tuple[int, Any, int]:
-        """Return a step for all ids, a device array of steps, and 1 if the array is to be used or else 0."""
+        """Return the steps as arguments of a kernel: one step for all ids, an array of steps, and a flag.
+
+        The flag is 1 if the kernel is to use the array, or 0 if it is to use the single step.
+        """
         if steps is None or len(steps) == 1:  # a scalar argument saves the copy of an array
             return (
                 0 if steps is None else int(steps[0]),
@@ -113,7 +116,10 @@ class DeviceIndex:
         return 0, self._buffers.fill("steps", steps), 1
 
     def unknown(self) -> Ids:
-        """Return how many ids the last `find` did not find, by hash class: int64 [SEGMENT_COUNT]."""
+        """Return the number of ids that the last `find` did not find, per segment: int64 [SEGMENT_COUNT].
+
+        A segment is a class of ids, chosen by their hash.
+        """
         return self._queue.read(self._buffers.get("new", (SEGMENT_COUNT,), np.int64))
 
     def add(self, ids: Any, steps: Ids, slots: FreeSlots, row_slots: Any, fresh: Any) -> None:

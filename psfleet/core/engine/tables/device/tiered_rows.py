@@ -237,7 +237,7 @@ class TieredRowMemory(RowMemory):
             store.scatter(store_slots, rows[part])
 
     def _parts(self, slots: Ids) -> Iterator[tuple[RowStore, Mask, Ids]]:
-        """Yield each memory, a mask of the row positions that belong to it, and the positions within it."""
+        """Yield each memory, a mask of those row positions that are in it, and its own numbers for them."""
         on_host = slots < 0
         yield self.device, ~on_host, slots[~on_host]
         yield self.host, on_host, -slots[on_host]
