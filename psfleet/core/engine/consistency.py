@@ -37,7 +37,7 @@ _NAME = re.compile("[a-z][a-z0-9-]*")
 
 @dataclass(frozen=True)
 class ModeGuide:
-    """Row of the table of modes in docs/strategies.md. Each text completes the heading of its column.
+    """Description of a mode: its row in the table of modes in docs/strategies.md.
 
     Attributes:
         push: Handling of a push.
@@ -120,7 +120,8 @@ class ConsistencyMode:
     def pulls_wait(self) -> bool:
         """True if a pull may wait for other workers.
 
-        A worker at a collective must then notify the servers.
+        A worker that waits at a barrier or another collective must then tell the servers, so that pulls do
+        not wait for it.
         """
         return self.has_rounds or bool(self.pull_gate)
 

@@ -216,11 +216,11 @@ class RoundPlan:
     def changed(
         self, number: int, seats: Sequence[int], closed: int, counts_in: Callable[[int, int], bool]
     ) -> "RoundPlan":
-        """Return the plan after a change of the members.
+        """Return the plan after workers have joined or left.
 
         Args:
             number: First round in which `seats` share the remaining samples.
-            seats: New members.
+            seats: Seats (worker ranks) that take part from then on.
             closed: Last round that any server has closed.
             counts_in: Returns whether a seat (first argument) is a member of a round. In the rounds between
                 `closed` and `number`, samples of seats that are no members move to later rounds.

@@ -337,14 +337,13 @@ class ScriptProgress:
         self.pushes += 1
 
     def mark(self, states: str, latest: bool = False) -> None:
-        """Set the mark to this point between two steps, with the states of the script.
+        """Set the mark, where a restarted process continues, to this point between two steps.
 
-        A restarted process continues at the mark. Of several calls between two pushes, only the first one
-        sets the mark: the effects of steps without a push are only in this process's memory, so a restarted
-        process has to repeat those steps.
+        Of several calls between two pushes, only the first one sets the mark: the effects of steps without
+        a push are only in this process's memory, so a restarted process has to repeat those steps.
 
         Args:
-            states: Result of `WorkerState.capture`.
+            states: States of the script there, the result of `WorkerState.capture`.
             latest: True to set the mark in any case. For data that the fleet assigns, because it assigns no
                 sample twice.
         """

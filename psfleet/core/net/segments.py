@@ -235,7 +235,8 @@ def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats 
     """Return the values in the reply to a pull, as views into the payload.
 
     Returns:
-        For each segment, rows [n, dim] of a sparse table, or the server's slice [n] of a dense table.
+        For each segment (one table's part of the reply), rows [n, dim] of a sparse table, or the server's
+        slice [n] of a dense table.
     """
     values: list[Floats | CompressedValues] = []
     for segment, spec, cursor in _segments(header, payload, spec_of):

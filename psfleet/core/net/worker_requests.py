@@ -35,7 +35,7 @@ def read_join(message: shard_pb2.JoinRequest) -> Join:
 
 
 def write_leave(leave: Leave) -> shard_pb2.LeaveRequest:
-    """Return the message that a worker sends to leave for good, or to rest while it waits for others."""
+    """Return the message that a worker sends to leave for good, or to announce that it waits at a barrier."""
     return shard_pb2.LeaveRequest(
         worker=leave.worker, incarnation=leave.incarnation, last=leave.last, rest=leave.rest
     )

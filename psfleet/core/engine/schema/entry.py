@@ -240,7 +240,7 @@ class ShowClickEntry(Entry):
 
     @property
     def kind(self) -> str:
-        """Name of the entry in messages and checkpoints, with the names of its inputs."""
+        """Name of the entry in messages and checkpoints, followed by `show_name` and `click_name`."""
         return f"show_click:{self.show_name}:{self.click_name}"
 
 
@@ -318,7 +318,7 @@ class CapacityEntry(Entry):
 
     @property
     def kind(self) -> str:
-        """Name of the entry in messages and checkpoints, with its handling and its policy."""
+        """Name of the entry in messages and checkpoints, such as "capacity:evict:lfu"."""
         assert isinstance(self.policy, EvictionPolicy)
         return f"capacity:{self.full}" + (
             "" if self.policy == LRU() else f":{reference_of(self.policy)}"

@@ -34,11 +34,11 @@ class TableUpdates(Protocol):
         """Return whether no id is repeated and the tables certainly have room for new ids.
 
         Args:
-            base: Address of the message's memory, as for `is_plain`.
+            base: Address of the message that has the gradients, as for `is_plain`.
         """
 
     def apply(self, base: int) -> None:
-        """Update the tables, which have not changed since `fit`. `base` is the same as for `fit`."""
+        """Update the tables, which have not changed since `fit`. `base` is the argument of `fit`."""
 
 
 def may_be_plain(shard: Shard) -> bool:
@@ -63,7 +63,7 @@ def is_plain(
         push: The push, or None. Its `gradients` attribute is not read.
         updates: Gradients of the push.
         pull: The pull, or None.
-        base: Address of the message's memory. The updates contain offsets from this address.
+        base: Address of the message that has the gradients. The updates contain offsets from this address.
     """
     try:
         if push is not None:

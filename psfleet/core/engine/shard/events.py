@@ -71,14 +71,14 @@ class FrozenShard:
 
 @value_class
 class Join:
-    """A worker process (incarnation) begins, or continues after it has waited at a collective.
+    """A worker process (incarnation) begins, or continues after a wait at a collective (a barrier, say).
 
     The reply has the last closed round in sync mode, or the worker's last push in other modes.
 
     Attributes:
         mode: Mode of the fleet, with the settings that servers know.
-        switch: Number of a mode switch, or 0 if the worker joins without one. With a switch, all workers have
-            arrived with no push outstanding, and from now on the fleet runs in `mode`.
+        switch: Number of a mode switch, or 0 if the worker joins without one. At a switch all workers have
+            come to the same point of the script, with no push outstanding, and go on in `mode`.
         last: With a switch, the highest round or push number of any worker before it.
     """
 
@@ -93,9 +93,10 @@ class Join:
 class Leave:
     """Notice that a worker makes no pushes after push `last`, because it leaves or waits at a collective.
 
-    A worker that waits (*rests*) sends `rest` = n for its n-th wait. It returns once every other worker waits
-    or has left too. So workers with unequal amounts of data can wait at a barrier without delaying the rounds
-    of workers that still have data. `rest` is 0 if the worker leaves for good.
+    A collective is an operation of all workers, such as a barrier. A worker that waits there (*rests*)
+    sends `rest` = n for its n-th wait. The wait ends once every other worker waits or has left too. So
+    workers with unequal amounts of data can wait at a barrier without delaying the rounds of workers that
+    still have data. `rest` is 0 if the worker leaves for good.
     """
 
     worker: int
@@ -110,13 +111,13 @@ class Push:
 
     `sequence` numbers the worker's pushes; in sync mode it is the round.
 
-    A sparse gradient contains each id once; a dense gradient contains the slice that this server stores. A
-    push has an entry for a table on every server that stores a part of it, if necessary with no rows, so that
-    all these servers count the same number of steps. In a mode that adds deltas (geo), `gradients` are deltas
-    to add to the weights.
+    A sparse gradient contains each id once; a dense gradient contains the slice that this server stores. For
+    each table, every server that stores a part of the table gets a gradient, if necessary with no rows, so
+    that all these servers count the same number of steps. In a mode that adds deltas (geo), `gradients` are
+    deltas to add to the weights.
 
     Attributes:
-        clock: Ssp mode: number of the worker's pushes since the last collective.
+        clock: Ssp mode: number of the worker's pushes since the last collective, such as a barrier.
         cut: Pair of numbers: the last snapshot for which the worker has said which of its pushes is the last
             one in it (the worker's *mark*), and that push.
         position: Modes other than sync: the worker's position in its data after this push.
@@ -124,7 +125,7 @@ class Push:
         skipped: Number of pushes just before this push that were not sent to this server.
         addressed: On server 0, the last push that was sent to each server. Empty if this push was sent to
             all servers.
-        withdrawn: True for an empty push that replaces one that another server has refused.
+        withdrawn: True for an empty push in place of a push that another server has refused.
     """
 
     worker: int
@@ -152,12 +153,13 @@ class Pull:
     """Request of a worker for values of tables.
 
     Attributes:
-        reads: Ids or whole dense parts to read, by table.
-        commit: Sync mode: number of the round whose push all servers have received. The pull waits until that
-            round is closed. 0 if there is none.
-        clock: Ssp mode: number of the worker's pushes since the last collective. The pull waits for workers
-            that are too far behind.
-        progress: Sync mode: loop position of the script at the commit, for later incarnations of the worker.
+        reads: The values to read: for each table, ids or this server's whole part of a dense table.
+        commit: Sync mode: number of a round. All servers have this worker's push of that round, and the pull
+            waits until the round is closed. 0 if the pull waits for no round.
+        clock: Ssp mode: number of the worker's pushes since the last collective, such as a barrier. The pull
+            waits for workers that are too far behind.
+        progress: Sync mode: position of the worker's script in its loops after the push of that round. A
+            restarted worker continues there.
     """
 
     worker: int
@@ -384,7 +386,8 @@ class SendOutcome:
     Attributes:
         outcome: Outcome of a push, or None for other calls.
         number: Result of the call, as documented with its event.
-        clock: For a join in ssp mode, the worker's first clock (number of pushes since the last collective).
+        clock: For a join in ssp mode, the clock with which the worker begins: the number of its pushes since
+            the last collective.
     """
 
     call: Call

@@ -24,11 +24,12 @@ class Rounds:
 
     Attributes:
         seats: Seats of workers, taken or vacant. A seat is a member of the open round unless it waits at a
-            collective or has left.
+            collective (a barrier, say) or has left.
         closed: Last round whose update is in the tables.
         first: For each seat that joined later than the first round, the first round of which it is a member.
         held: Pushes of the open round that have arrived, by seat.
-        committed: Highest round that each seat has committed.
+        committed: For each seat, the highest round that it has committed: it has confirmed that all servers
+            have its push.
         counted: For each seat, the last closed round with a push of its present incarnation.
         resting, left: Seats that wait at a collective, and seats that have left for good.
         rests: For each seat, the number of collectives at which it has waited. A repeated message has the
@@ -95,7 +96,7 @@ class Rounds:
         """Return whether the worker now begins to wait at a collective, or False if the message is a repeat.
 
         Raises:
-            ProtocolError: A push of the worker for the open round is here, and may not be committed.
+            ProtocolError: A push of the worker for the open round is here, and perhaps not on all servers.
         """
         if worker in self.held:
             raise ProtocolError(
@@ -105,9 +106,9 @@ class Rounds:
         return number > self.rests.get(worker, 0)
 
     def rest_worker(self, worker: int, number: int) -> None:
-        """Record that a worker waits at a collective, until all workers wait or have left.
+        """Record that a worker waits at a collective (a barrier, say), until all workers wait or have left.
 
-        The worker has committed all its pushes before.
+        Before that, the worker has confirmed that all servers have its pushes.
         """
         self.rests[worker] = number
         self.resting.add(worker)
@@ -124,7 +125,7 @@ class Rounds:
         self.counted = dict.fromkeys(self.seats, last)
 
     def go_back(self) -> None:
-        """Drop the open round and all waits at collectives, because all workers restart and repeat both."""
+        """Drop the open round and all waits at barriers, because all workers restart and repeat both."""
         self.held.clear()
         self.resting.clear()
         self.rests.clear()
@@ -134,7 +135,7 @@ class Rounds:
             )
 
     def begin_incarnation(self, worker: int) -> None:
-        """Drop the remains of a worker's earlier process. For fleets without membership views."""
+        """Drop what a worker's earlier process has left here. For fleets without membership views."""
         self.held.pop(worker, None)
         self._drop_worker(worker)
         self.rests.pop(worker, None)
@@ -142,16 +143,16 @@ class Rounds:
     def install(
         self, seats: Mapping[int, SeatView], before: Mapping[int, int], last_closed: int
     ) -> None:
-        """Adopt the membership of a view.
+        """Adopt a view, a membership of the fleet that the coordinator has decided.
 
-        A push of the open round stays if the view makes its incarnation a member of the round. If that
-        incarnation has ended, the push also counts as committed. Other pushes are dropped. The seats that
-        wait at a collective follow from the number of each seat's waits, and are therefore the same on all
-        servers.
+        A push of the open round stays if the view makes its worker process (incarnation) a member of the
+        round. If that process has ended, the push also counts as present on all servers. Other pushes are
+        dropped. The seats that wait at a collective follow from the number of each seat's waits, and are
+        therefore the same on all servers.
 
         Args:
-            seats: Seats of the view.
-            before: Incarnation of each seat until now.
+            seats: Seats (worker ranks) of the view.
+            before: For each seat, the number of its worker process until now.
             last_closed: Last round that any server had closed.
         """
         self.reached = last_closed
@@ -223,7 +224,7 @@ class Rounds:
         return bool(self.left) and not self.remaining()
 
     def awaited(self) -> list[int]:
-        """Return the members that have not committed the open round yet."""
+        """Return the members that have not confirmed yet that all servers have their push of this round."""
         return [
             seat
             for seat in self.members()
@@ -231,7 +232,7 @@ class Rounds:
         ]
 
     def is_complete(self) -> bool:
-        """Return whether the open round can close, because every member has committed it.
+        """Return whether the open round can close: all servers have the push of every member.
 
         A round without pushes and without members can close if a later round has members. A round without
         pushes that another server has already closed can close too, because it had no members there.

@@ -342,8 +342,8 @@ class DeltaBases:
     A *cut* is the numbered point at which the shard took a snapshot. A restart loses all cuts.
 
     Args:
-        bounded: True to give up a cut once too many rows have been removed or written since
-            (SparseTable.mark), False to keep cuts without limit.
+        bounded: True to forget a cut once 4 million ids have been removed or written since then
+            (SparseTable.mark), False to keep cuts until they are dropped.
     """
 
     def __init__(self, *, bounded: bool = False) -> None:

@@ -39,7 +39,7 @@ class PendingCut:
     remember: bool = False
 
     def check_round(self, last_closed: int, other_mode: str | None, server: int) -> None:
-        """Raise an error if some server can no longer take the snapshot after its round.
+        """Raise an error if it is too late to take the snapshot after its round.
 
         Args:
             last_closed: Last round that this server has closed.
@@ -91,10 +91,12 @@ class CutState:
     def mark_worker(
         self, number: int, worker: int, incarnation: int, last: int, addressed: int | None = None
     ) -> None:
-        """Record that the snapshot contains a worker's pushes up to `last`. A second mark is ignored.
+        """Record that the snapshot contains a worker's pushes up to `last` (the worker's *mark*).
+
+        A second mark of the worker is ignored.
 
         Args:
-            number: Number of the snapshot; a mark for another one is ignored.
+            number: Number of the snapshot. A mark for another snapshot is ignored.
             worker, incarnation: Rank of the worker, and number of its process.
             last: The worker's last push in the snapshot.
             addressed: The last push up to `last` that was sent to this server, or None if that is `last`.

@@ -111,7 +111,7 @@ def _mean(gradients: Iterator[Floats]) -> Floats:
 def check_write_room(
     tables: ShardTables, parts: Sequence[PartState], held: Mapping[int, Push]
 ) -> None:
-    """Raise an error if the tables have no room for the rows of a write, in addition to the held pushes.
+    """Raise an error if the tables have no room for the rows of a write and of the pushes in `held`.
 
     Args:
         tables: Tables of the shard.
