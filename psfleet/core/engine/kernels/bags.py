@@ -28,7 +28,7 @@ Lengths = NDArray[np.int64]
 
 
 class RowBags:
-    """Division of n rows into bags, by the number of rows of each bag.
+    """Division of n rows into bags. A bag is the rows of one feature in one sample, which are pooled.
 
     Args:
         lengths: Number of rows of each bag, int64 [bags].
@@ -136,7 +136,7 @@ def pool_parts(rows: Floats, parts: Sequence[RowBags]) -> Floats:
 
     Args:
         rows: Rows of all bags of the first feature, then of the second, and so on: float32 [n, dim].
-        parts: Bags of each feature.
+        parts: For each feature, the division of its rows into bags.
     """
     ends = np.cumsum([part.rows for part in parts])[:-1]
     pairs = zip(parts, np.split(rows, ends), strict=True)

@@ -79,7 +79,7 @@ class UniqueIds:
         """Copy the rows of the distinct ids to one row for each id of the batch, float32 [n, dim].
 
         Args:
-            rows: Rows of each group's distinct ids, float32 [distinct ids, dim].
+            rows: For each group (server), the rows of its distinct ids, float32 [distinct ids, dim].
         """
         dim, rows = rows[0].shape[1], self._checked(rows)
         if self.is_plain:
@@ -102,13 +102,13 @@ class UniqueIds:
         return [_plain(array) for array in rows]
 
     def pool(self, rows: Sequence[Floats], bags: Sequence[RowBags]) -> Floats:
-        """Expand the rows and pool them by bag in one pass: float32 [all bags, dim].
+        """Expand the rows to the batch and pool them by bag, in one pass: float32 [all bags, dim].
 
         The result is bit-identical to that of `expand` followed by `RowBags.pool`, without the array in
         between.
 
         Args:
-            rows: Rows of each group's distinct ids, as for `expand`.
+            rows: For each group (server), the rows of its distinct ids, as for `expand`.
             bags: Bags of the batch's ids, one `RowBags` for each feature of the table. The ids of the first
                 feature come first in the batch.
         """
@@ -143,7 +143,7 @@ class UniqueIds:
             row, bag = row + part.rows, bag + len(part)
 
     def merge(self, gradients: Floats, bags: Sequence[RowBags] | None = None) -> list[Floats]:
-        """Sum the gradients of each distinct id; return float32 [distinct ids, dim] for each group.
+        """Sum the gradients of each distinct id; return float32 [distinct ids, dim] for each group (server).
 
         Gradients are added in the order of the batch, so the bits do not depend on the number of servers.
 
@@ -169,7 +169,7 @@ class UniqueIds:
 
         Args:
             gradients, bags: As for `merge`.
-            sums: Contiguous float32 [distinct ids, dim] for each group, overwritten.
+            sums: For each group (server), a contiguous array to overwrite, float32 [distinct ids, dim].
         """
         if self.is_plain and bags is None and gradients.shape == sums[0].shape:
             # An addition of 0 and not a copy, because kernels start each sum at 0, and 0 + -0 is 0. A copy

@@ -184,7 +184,7 @@ def find_fast(line, hash_):
 
 @helper
 def touch_fast(line, hash_, step):
-    """Return the slot of a hash as `find_fast` does, and stamp the row as pushed at this step."""
+    """Return the slot (row number) of a hash as `find_fast` does; stamp the row as pushed at this step."""
     hits = _hits(line, hash_)
     slot = int64(0)
     if hits != _U(0):
@@ -263,7 +263,7 @@ def find_slow(d, hash_):
 
 @helper
 def touch_slow(d, hash_, step):
-    """Return the slot of a hash as `find_slow` does, and stamp the row as pushed at this step."""
+    """Return the slot (row number) of a hash as `find_slow` does; stamp the row as pushed at this step."""
     line, entry = place_of(d, hash_)
     slot = int64(load_u32(line, 8 + entry))
     if slot != 0:
@@ -437,7 +437,7 @@ def _take(d, runs, level):
 
 @helper
 def begin(d):
-    """Set up the first chunks of an empty index."""
+    """Set up the first chunks (parts) of an empty index."""
     for part in range(FIRST_CHUNKS):
         _point(d, part, int64(FIRST_LEVEL), _take(d, int64(1), int64(FIRST_LEVEL)))
 

@@ -331,7 +331,7 @@ def scratch_for(rule: Rule, width: int = 0) -> NDArray[np.float32]:
 
 
 def sum_count(rule: Rule) -> int:
-    """Return the number of sums over a unit that the rule needs."""
+    """Return the number of sums over several weights that the rule needs, such as 2 for two norms."""
     measure = rule.measure()
     if measure is None:
         return 0

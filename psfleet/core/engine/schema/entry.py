@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def parts(self) -> tuple["Entry", ...]:
-        """Single rules that the entry consists of."""
+        """The rules that were joined by `&`, or this rule alone."""
         return (self,)
 
     def __and__(self, other: "Entry") -> "Entries":
@@ -391,7 +391,7 @@ class Entries(Entry):
 
 
 def part_of(entry: Entry | None, kind: type[T]) -> T | None:
-    """Return the part of the entry that has this class, or None if there is no such part."""
+    """Return the rule of this class in an entry, which may join several rules. None if there is none."""
     parts = () if entry is None else entry.parts
     return next((part for part in parts if isinstance(part, kind)), None)
 

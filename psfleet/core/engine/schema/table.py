@@ -151,7 +151,7 @@ def key_of(name: str) -> int:
 class InitializerSpec:
     """Distribution of a table's initial values.
 
-    A value is a function of seed, table, id and position alone, so every server gives a row the same values.
+    A value is a function of seed, table, id and column alone, so every server gives a row the same values.
 
     Attributes:
         kind: Distribution of the values. `uniform` draws from [low, high). `normal` has mean `low` and

@@ -36,7 +36,7 @@ class AdmissionRule:
 
     Attributes:
         candidates: Ids that were pushed but have no row yet, or None if the rule does not need to remember
-            them. Candidates are part of snapshots, and expire as rows do.
+            such ids. Candidates are part of snapshots, and expire as rows do.
     """
 
     candidates: CandidateIds | None = None

@@ -95,7 +95,7 @@ def add_rows(table: SparseTable, ids: Ids, deltas: Floats) -> None:
 
 
 def check_room(table: DenseTable | SparseTable, columns: Mapping[str, NDArray[Any]]) -> None:
-    """Raise an error if the table has no room for the rows in these columns of a snapshot. Changes nothing.
+    """Raise an error if the table has no room for the rows in the `columns` (named arrays) of a snapshot.
 
     Raises:
         UsageError: There is no room.

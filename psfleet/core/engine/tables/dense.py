@@ -30,7 +30,7 @@ class DenseTable:
         count: Number of weights in this part.
         device: Kind of memory that stores the part.
         bytes: Bytes of weights and optimizer state.
-        changed: Callback before each change.
+        changed: Function that is called before each change.
         device_bytes: The part of `bytes` that is on a GPU.
     """
 
@@ -130,7 +130,7 @@ class DenseTable:
             )
 
     def freeze(self) -> FrozenDenseTable:
-        """Return an image of the part as it is now. It can be read while training goes on."""
+        """Return an image of the part as it is now, for a snapshot. It can be read while training goes on."""
         with self._lock:
             arrays, step = FrozenArrays(self._planes, self._lock), self.step
             self._views.append(arrays)

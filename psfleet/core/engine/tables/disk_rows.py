@@ -436,7 +436,7 @@ class DiskRowMemory(HostRowMemory):
 
     @override
     def listed(self, first: int, last: int, step: int) -> Listed:
-        """Return the rows of some segments that are in memory, and a part of the rows in the file.
+        """Return rows of segments (classes of ids) that are in memory, and a part of the rows in the file.
 
         Rows in the file are not listed by segment: each call lists an equal part of the file, in the file's
         order. Rows may move between memory and file between two calls, so a row can be listed twice or not at

@@ -133,7 +133,8 @@ class RowMemory(ABC):
             ids: int64 [n].
 
         Returns:
-            Slots: int64 [n], 0 for an id without a row. Number of ids without a row.
+            The slot of each id: int64 [n], 0 for an id without a row.
+            The number of ids without a row.
         """
 
     @abstractmethod
@@ -155,7 +156,9 @@ class RowMemory(ABC):
 
     @abstractmethod
     def recall(self, ids: Ids, step: int) -> Listed:
-        """Return ids, slots (positions) and steps of the last push. Both are 0 for an id without a row.
+        """Return the ids, their slots (row positions) and the steps of their last pushes.
+
+        Slot and step are 0 for an id without a row.
 
         Args:
             ids: int64 [n].
@@ -275,9 +278,9 @@ class RowView(Protocol):
         """Copy the rows of these ids. The caller holds the table's lock."""
 
     def keep_segments(self, first: int, last: int) -> None:
-        """Copy all rows of segments `first` to `last` - 1, classes of ids.
+        """Copy all rows of segments `first` to `last` - 1. The caller holds the table's lock.
 
-        The caller holds the table's lock.
+        A segment is a class of ids, chosen by their hash.
         """
 
 
@@ -370,7 +373,7 @@ class RowLimits(NamedTuple):
             spec: Definition of the table.
             row_width: Number of float32 values in a row with its optimizer state.
             servers: Number of servers that share the rows.
-            most: Limit for one server's part, even if the entry allows more.
+            most: Limit for one server's part, even if the CapacityEntry allows more.
         """
         capacity = part_of(spec.entry, CapacityEntry)
         if capacity is None:

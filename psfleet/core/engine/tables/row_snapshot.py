@@ -103,7 +103,9 @@ class FrozenRows:
             self._keep(self._rows.recall(ids, self._step()))
 
     def keep_segments(self, first: int, last: int) -> None:
-        """Copy the unread rows of a range of segments before they change. The caller holds the lock.
+        """Copy the unread rows of a range of segments (classes of ids) before the rows change.
+
+        The caller holds the lock of the table.
 
         Args:
             first: First segment: a class of ids, chosen by their hash.
@@ -213,7 +215,7 @@ class FrozenTable(Protocol):
     @property
     def clock(self) -> TableClock: ...
     def columns(self) -> Columns:
-        """Return name, dtype and shape of the columns that `pages` fills."""
+        """Return name, dtype and shape of the columns (arrays) of the snapshot that `pages` fills."""
 
     def pages(self) -> Iterator[Mapping[str, NDArray[Any]]]:
         """Yield parts of columns by name. Each part continues its column after the part before."""
@@ -227,7 +229,7 @@ class FrozenSparseTable:
 
     Args:
         spec: Definition of the table.
-        clock: Clock of the table when the image was made.
+        clock: Clock of the table (number of updates, times of shrinks) when the image was made.
         rows: Image of each memory that stores rows of the table.
         candidates: Ids that have not yet been pushed often enough to get a row.
         removals: Ids removed since the snapshot that a delta is based on, or None for a full snapshot.

@@ -61,10 +61,10 @@ class SparseTable:
         step: Number of updates of the table so far.
         device: Kind of memory that stores the rows.
         traffic: Counts of rows that were read and updated, for metrics.
-        scan: Ordered scans of the rows, and the changes since a mark.
+        scan: Ordered scans of the rows, and the changes since an earlier point in the table's history.
         paging: Counts of rows read from the disk and written to it, for metrics, or None if no row is on
             disk.
-        evictions: The most recently evicted ids, or None if the entry has no EvictionStreamEntry.
+        evictions: The most recently evicted ids, or None if `entry` has no EvictionStreamEntry.
     """
 
     def __init__(
@@ -120,7 +120,10 @@ class SparseTable:
 
     @property
     def bytes(self) -> int:
-        """Bytes that the table takes: rows with optimizer state, index, candidates, recorded evictions."""
+        """Bytes that the table takes: rows with optimizer state, index, recorded evictions, and candidates.
+
+        Candidates are ids that were pushed but have no row yet.
+        """
         waiting = 0 if self._waiting is None else self._waiting.index.bytes
         return self._index.bytes + waiting + self._stream_bytes
 
@@ -379,7 +382,7 @@ class SparseTable:
         Args:
             first: First segment.
             last: Segment after the last.
-            since: Mark (result of `mark`) to return only rows updated after it, or None for all rows.
+            since: Result of `mark`, to return only rows updated after that call, or None for all rows.
         """
         with self._lock:
             return self.scan.pushed_since(since, self.step, (first, last))
@@ -527,7 +530,10 @@ class SparseTable:
             return self.scan.changed_since(mark, self.step)
 
     def set_since(self, mark: HistoryPoint) -> tuple[Ids, Ids]:
-        """Return the ids of rows that `write` has set since a mark, and the ids of rows removed since."""
+        """Return two arrays of ids: the rows that `write` has set since the mark, and the rows removed since.
+
+        A mark is a result of the method `mark`.
+        """
         with self._lock:
             return self.scan.set_since(mark)
 

@@ -97,7 +97,7 @@ def begin(rows, stride, ids, slots, fresh, n, dim, low, span, stream, state):
 
 @cuda.jit
 def add_scores(rows, stride, slots, n, place, scores, gradients, dim):
-    """Add the scores behind each gradient to the scores of its row. n: number of rows.
+    """Add the scores (shows and clicks) behind each gradient to the scores of its row. n: number of rows.
 
     row slots[i]    [ ...        | scores ]     scores begin at `place`
     gradient i      [ dim values | scores ]     `scores` is their number
@@ -110,10 +110,10 @@ def add_scores(rows, stride, slots, n, place, scores, gradients, dim):
 
 @cuda.jit
 def merge(codes, n, width, gradients, sums):
-    """Add gradient i to row codes[i] of `sums`. n: number of all values.
+    """Add gradient i to row codes[i] of `sums`. n: number of all values of the gradients.
 
-    No code may be repeated in a launch, as two threads would add to one sum. So each push has a launch of its
-    own; this also fixes the order of additions.
+    A launch must not name a row of `sums` twice, because two threads would add to it at once. So each push
+    has a launch of its own; this also fixes the order of additions.
     """
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // width

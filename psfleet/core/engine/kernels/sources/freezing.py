@@ -55,7 +55,8 @@ def choose(bits, n, slots):
 def claim(bits, size, n, ids, slots, last_steps, to_ids, to_slots, to_steps):
     """Claim rows for a copy: clear their bits, and write id, slot and last step of each row whose bit was 1.
 
-    Returns the number of these rows. Slots from `size` on had no row when the view began, and have no bit.
+    Returns the number of these rows. Slots (row numbers) from `size` on were unused when the snapshot began,
+    and have no bit.
     ids, slots, last_steps: int64 [n], as `recall` writes them. to_ids, to_slots, to_steps: int64, written for
     the claimed rows.
     """

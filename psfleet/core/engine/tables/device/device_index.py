@@ -31,9 +31,11 @@ cuda_index = table_kernels("cuda_index")
 
 
 class DeviceIndex:
-    """Ids and slots of a table's rows in three device arrays: hashes, slots and stamps. Not thread-safe.
+    """Hash index of a table's rows in three arrays on the device. Not thread-safe.
 
-    A segment is filled to three quarters at most. When an update would fill a segment further, all segments
+    Each entry has the hash of an id, the id's slot (row position), and a stamp (the step of the last push). A
+    segment is the range of entries for the ids with the same top byte of the hash. It is filled to three
+    quarters at most. When an update would fill a segment further, all segments
     are rebuilt with at least twice as many entries as rows, so that each row moves only a few times while the
     table grows. The rebuild works in place, group by group, and needs extra memory for one group only.
 
@@ -80,7 +82,7 @@ class DeviceIndex:
         return np.add.reduceat(self._sizes, np.arange(0, SEGMENT_COUNT, _GROUP))
 
     def find(self, ids: Any, now: int, steps: Ids | None, slots: Any, last_steps: Any) -> None:
-        """Write slot (position) and step of the last push of each id to device arrays; 0 without a row.
+        """Write each id's slot (row position) and step of the last push to device arrays; 0 if it has no row.
 
         Args:
             ids: uint64 [n] on the device.
@@ -123,7 +125,7 @@ class DeviceIndex:
         return self._queue.read(self._buffers.get("new", (SEGMENT_COUNT,), np.int64))
 
     def add(self, ids: Any, steps: Ids, slots: FreeSlots, row_slots: Any, fresh: Any) -> None:
-        """Give a slot to each id that the last `find` did not find. Call `make_room` first.
+        """Give a slot (row position) to each id that the last `find` did not find. Call `make_room` first.
 
         Args:
             ids: uint64 [n] on the device, the same as in `find`.
