@@ -75,7 +75,7 @@ def read_reply(folder: Path) -> int:
 
 
 def write_ready(where: Path, index: int, endpoint: str, pid: int) -> None:
-    """Write the file that announces that a server is ready."""
+    """Write the file with a server's index, endpoint and process id, which announces that it is ready."""
     _READY_FORMAT.write(where, index=index, endpoint=endpoint, pid=pid)
 
 

@@ -118,7 +118,7 @@ class Gradient:
     bags: Sequence[RowBags] | None = None
 
     def spread(self) -> "Gradient":
-        """Return the same gradient with one row for each id instead of one for each bag."""
+        """Return the same gradient with one row for each id instead of one for each bag (group of ids)."""
         if self.bags is None:
             return self
         return replace(self, values=spread_parts(self.values, self.bags), bags=None)

@@ -142,7 +142,7 @@ def first_line(d, hash_):
 
 @helper
 def second_line(d, hash_):
-    """Return the address of the line behind `first_line`, where the search for a hash goes on."""
+    """Return the address of the second line (of four index entries) to search for a hash."""
     line = (_home(hash_, CHUNK_LINES - 1) + 1) & (CHUNK_LINES - 1)
     return load_i64(d, LINES) + _chunk_of(d, hash_) * _CHUNK_BYTES + line * 64
 

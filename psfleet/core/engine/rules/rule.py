@@ -266,7 +266,7 @@ class Rule(NamedDefinition):
         raise NotImplementedError
 
     def resting_scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
-        """Return h for the rows that a step does not name, in a table that updates every row."""
+        """Return h, the numbers of a batch, for rows without a gradient in a table that updates all rows."""
         return self.scalars(learning_rate, step)
 
 

@@ -95,7 +95,7 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """Name of the entry in messages and checkpoints."""
+        """Name of the entry (this rule) in messages and checkpoints, such as "count_filter"."""
         return self.stored.name
 
     def values(self) -> dict[str, float]:

@@ -93,15 +93,15 @@ def later(
 
 
 def later_fields(definition: Any) -> list[LaterField]:
-    """Return the later fields of a definition's class, in order."""
+    """Return the fields that were added to a definition's class after version 1 of snapshots, in order."""
     return [field for field, _ in _attributes(definition)]
 
 
 def later_values(definition: Any) -> dict[LaterField, Any]:
-    """Return the value of each later field that must be stored.
+    """Return the values to store for fields that were added after version 1 of snapshots (LaterField).
 
-    These are the fields that differ from their defaults, and the other fields of the same object
-    (LaterField.inside).
+    A field is stored if it differs from its default, or if another field of the same object in the snapshot
+    does (LaterField.inside).
     """
     values = {field: getattr(definition, of.name) for field, of in _attributes(definition)}
     keys = {field.key for field, of in _attributes(definition) if values[field] != of.default}

@@ -85,7 +85,10 @@ def is_plain(
 def apply_plain_call(
     shard: Shard, push: Push | None, updates: TableUpdates, pull: Pull | None, base: int = 0
 ) -> None:
-    """Apply a call that `is_plain` has accepted. Hold the shard's lock from that check until this returns."""
+    """Apply a push, a pull or both, after `is_plain` has accepted them.
+
+    Hold the shard's lock from that check until this returns.
+    """
     if push is not None:
         shard.recent.add(push)
         shard.note(push)

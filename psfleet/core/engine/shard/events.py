@@ -144,7 +144,7 @@ class Push:
 
     @property
     def follows(self) -> int:
-        """Number of the worker's last push before this push that was sent to this server."""
+        """Number of the push that the worker sent to this server before this one."""
         return self.sequence - 1 - self.skipped
 
 
@@ -186,7 +186,7 @@ class PartState:
         step: Number of updates of the table so far.
         touched, scores: Sparse: as in psfleet.core.engine.tables.row_data.RowData. None if they are not
             known; the rows then count as pushed by the last update, and their scores are 0.
-        start: Dense: position of the first value within this server's range.
+        start: Dense: index of the first value within this server's range.
     """
 
     table: int
@@ -354,7 +354,7 @@ class CloseRound:
 
 @value_class
 class MakeCut:
-    """Mark in the log where a snapshot was taken: it contains the shard as it is at this record."""
+    """Log record that marks where a snapshot was taken: it contains the effects of all earlier records."""
 
     number: int
 

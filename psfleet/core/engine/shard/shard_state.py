@@ -74,7 +74,7 @@ class PullGate:
         self.at.clear()
 
     def tick(self, seconds: float) -> None:
-        """Receive the seconds that have passed. The shard then checks its waiting pulls again."""
+        """Receive the seconds since the last tick. The shard then checks its waiting pulls again."""
 
     def awaited(self, pull: Pull, live: Iterable[int]) -> list[int]:
         """Return the workers for which the pull has to wait; an empty list answers the pull now.
@@ -195,9 +195,9 @@ class ConsistencyState:
             )
 
     def adopted(self, event: Join) -> Join:
-        """Return the join event with the fleet's present mode, in case the mode was switched.
+        """Return the join event with the fleet's present mode instead of the mode that it requests.
 
-        A worker that restarts requests the first mode of its script.
+        A worker that restarts after a mode switch requests the first mode of its script.
         """
         if self.mode is None or not self.switches or event.switch:
             return event
@@ -223,7 +223,7 @@ class ConsistencyState:
             self._be_in(event.mode, self.gate)
 
     def switch(self, event: Join, last: int) -> None:
-        """Switch to another mode. Rounds are numbered on after `last`."""
+        """Switch to another mode. The next round has the number `last` + 1."""
         self.rounds.go_on_from(last)
         self._be_in(event.mode, PullGate())
         self.switches = event.switch

@@ -319,7 +319,7 @@ class ShardTables(dict[int, Table]):
         return min((every for every in intervals if every), default=0.0)
 
     def tick(self, seconds: float) -> None:
-        """Pass the seconds that have passed to every sparse table, which removes expired rows."""
+        """Tell every sparse table the seconds since the last tick, so that it removes expired rows."""
         for _, table in self.sparse():
             table.tick(seconds)
 

@@ -218,7 +218,7 @@ class Workers:
         self.addressed.clear()
 
     def ended_at(self, worker: int, last: int) -> None:
-        """Record that the worker makes no push after `last`, and that its pushes to this server are here."""
+        """Record that the worker makes no push after `last`, and that this server has all its pushes."""
         self.sequences[worker] = max(last, self.sequences[worker])
 
     def freeze(self, event: PrepareView) -> None:

@@ -283,7 +283,7 @@ class MemoryAccount:
         Args:
             count: Number of rows that the update changes, including new rows.
             new: Ids that get a row in the update: int64 [n].
-            unknown: Number of ids without a row, including ids that only become candidates.
+            unknown: Number of ids without a row, including those that get none in this update (candidates).
             written: True if the rows are written or restored, False for a push.
             evicted: Number of rows that will be evicted before the update.
 

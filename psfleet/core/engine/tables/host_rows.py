@@ -413,7 +413,10 @@ class HostScores:
         return keys[: self._rank(step, least, most, keys)]
 
     def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
-        """Return ids and keys of the rows that `keys` selects. `count` is the number of these rows."""
+        """Return ids and eviction keys of the rows that `keys` selects. `count` is the number of these rows.
+
+        Rows with low keys are evicted first.
+        """
         ids, keys = np.empty(count, np.int64), np.empty(count, np.uint64)
         if count:
             self._rank(step, least, most, keys, ids)

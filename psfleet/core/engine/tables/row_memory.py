@@ -275,10 +275,10 @@ class RowView(Protocol):
     """Image of the rows in one memory, for a snapshot in progress. It copies rows before they change."""
 
     def keep(self, ids: Ids) -> None:
-        """Copy the rows of these ids. The caller holds the table's lock."""
+        """Copy the rows of these ids before they change. The caller holds the table's lock."""
 
     def keep_segments(self, first: int, last: int) -> None:
-        """Copy all rows of segments `first` to `last` - 1. The caller holds the table's lock.
+        """Copy all rows of segments `first` to `last` - 1 before they change. The table's lock is held.
 
         A segment is a class of ids, chosen by their hash.
         """

@@ -262,7 +262,7 @@ class RowScan:
         self.changed(ids)
 
     def updated(self, ids: Ids, step: int) -> None:
-        """Notify the followers which ids this update has changed."""
+        """Record for followers (processes with a copy of the weights) which ids this update has changed."""
         if self._rests:
             self.changed(None)
         else:

@@ -80,9 +80,9 @@ class SparseTable:
 
         Args:
             spec: Definition of the table.
-            max_rows: Largest number of rows in this server's part, even if the entry allows more.
-            servers: Number of servers that the table is divided among. Limits of the entry apply to all
-                together.
+            max_rows: Largest number of rows in this server's part, even if a CapacityEntry allows more.
+            servers: Number of servers that the table is divided among. The limits of a CapacityEntry apply to
+                all of them together.
             budget: Host memory that this table shares with the server's other tables, or None for no limit.
             device: Kind of memory that stores the rows.
             device_budget: Memory of the device that this table shares with other tables, or None for no

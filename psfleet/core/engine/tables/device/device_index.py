@@ -35,9 +35,9 @@ class DeviceIndex:
 
     Each entry has the hash of an id, the id's slot (row position), and a stamp (the step of the last push). A
     segment is the range of entries for the ids with the same top byte of the hash. It is filled to three
-    quarters at most. When an update would fill a segment further, all segments
-    are rebuilt with at least twice as many entries as rows, so that each row moves only a few times while the
-    table grows. The rebuild works in place, group by group, and needs extra memory for one group only.
+    quarters at most. When an update would fill a segment further, all segments are rebuilt with at least
+    twice as many entries as rows, so that each row moves only a few times while the table grows. The rebuild
+    works in place, a group of segments at a time, and needs extra memory for one group only.
 
     Args:
         max_rows: Largest number of rows in the index.

@@ -93,11 +93,14 @@ class TieredRowMemory(RowMemory):
         return self.host.has_lines(count)
 
     def bytes_with(self, more: int) -> int:
-        """Return the bytes of host memory alone, because device memory has a separate budget."""
+        """Return the bytes of host memory taken after `more` rows are added.
+
+        Device memory is left out, because it has a separate budget.
+        """
         return self.host.bytes_with(more - self._rows_for_device(more) if more else 0)
 
     def most_bytes_with(self, more: int) -> int:
-        """Return an upper bound of the bytes of host memory alone, as if no new row fitted on the device."""
+        """Return an upper bound of `bytes_with`, as if no new row fitted on the device."""
         return self.host.most_bytes_with(more)
 
     @override
