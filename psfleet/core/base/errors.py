@@ -133,7 +133,7 @@ class LaneLost(ProtocolError):
 
 
 class NotReady(ProtocolError):
-    """The server does not know the caller yet, as after a restart. The caller tries again shortly."""
+    """The server is not ready for this call, as after a restart. The caller tries again shortly."""
 
 
 def joined_refusals(refusals: Sequence[UsageError]) -> UsageError:
