@@ -119,21 +119,21 @@ class Gap(ProtocolError):
 
 
 class Fenced(ProtocolError):
-    """This worker process was replaced or declared dead, so its messages are refused.
+    """A worker process was replaced or declared dead, so the servers refuse its messages.
 
-    It must register again.
+    The process must register again.
     """
 
 
 class LaneLost(ProtocolError):
     """A call refers to shared memory that the server cannot use.
 
-    The worker resends it with the tensors inside.
+    The worker sends the call again, with the tensors inside the message.
     """
 
 
 class NotReady(ProtocolError):
-    """The server does not know the caller yet. The caller tries again shortly."""
+    """The server is not ready for this call, as after a restart. The caller tries again shortly."""
 
 
 def joined_refusals(refusals: Sequence[UsageError]) -> UsageError:
@@ -149,7 +149,7 @@ def rows_move(server: int) -> NotReady:
 
 
 class Later(ProtocolError):
-    """The server cannot accept this push yet. The worker sends it again a moment later."""
+    """The server must take a snapshot before it accepts this push. The worker resends the push later."""
 
 
 class DeadlineExceeded(PsfleetError, TimeoutError):

@@ -61,7 +61,7 @@ def read_request(folder: Path) -> tuple[int, dict[str, Any]]:
 
 
 def write_reply(folder: Path, number: int) -> None:
-    """Record that the request with this number has reached the workers."""
+    """Record that the mode request with this number has reached the workers."""
     _REPLY.write(folder / DONE, number=number)
 
 
@@ -75,7 +75,7 @@ def read_reply(folder: Path) -> int:
 
 
 def write_ready(where: Path, index: int, endpoint: str, pid: int) -> None:
-    """Write the file that announces that a server is ready."""
+    """Write the file with a server's index, endpoint and process id, which announces that it is ready."""
     _READY_FORMAT.write(where, index=index, endpoint=endpoint, pid=pid)
 
 
@@ -132,7 +132,7 @@ def environment_of(job: Any, **access: Any) -> Environment:
 
     Args:
         job: Folder of the job's logs, or the endpoints of its servers: a list, or a text with commas.
-        access: Settings `tls` and `insecure` of this process. None means the setting of the job.
+        access: Settings `tls` and `insecure` of this process. None for a setting means that of the job.
 
     Raises:
         ConfigError: `job` is neither a folder nor endpoints, or no job runs in the folder.

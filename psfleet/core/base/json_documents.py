@@ -45,9 +45,9 @@ class Format:
 
     @property
     def version(self) -> int:
-        """Version of new documents, the oldest readable one.
+        """Version of new documents: the oldest version that can still be read.
 
-        A document that uses a newer feature needs a newer one.
+        Code that writes a feature of a newer version must write that version instead.
         """
         return self.versions[0]
 

@@ -59,7 +59,7 @@ class RateLimitedLog:
     def say(self, line: str) -> None:
         """Log the line, or only count it if a line was logged within the last second.
 
-        The next line adds the count.
+        The next logged line says how many lines were left out.
         """
         with self._lock:
             now = time.monotonic()

@@ -47,7 +47,7 @@ def write_scale(folder: Path, servers: int) -> int:
 def read_scale(folder: Path) -> tuple[int, int]:
     """Return the number of the last request, and the number of servers that it requests.
 
-    (0, 0) if there is none.
+    Returns (0, 0) if there is no request.
     """
     try:
         number, servers = _SCALE.read(folder / SCALE, number=int, servers=int)
@@ -76,14 +76,20 @@ def read_scale_ready(folder: Path) -> tuple[int, tuple[str, ...]]:
 
 
 def write_promise(folder: Path, number: int, why: str = "") -> None:
-    """Announce that all servers have their part of the rows. With `why`, announce that they do not."""
+    """Announce that all servers have their part of the rows, or that a request has failed.
+
+    Args:
+        folder: Folder of the job.
+        number: Number of the request.
+        why: Reason of the failure, or empty if all servers have their rows.
+    """
     _SCALE_PROMISED.write(folder / SCALE_PROMISED, number=number, why=why)
 
 
 def read_promise(folder: Path) -> tuple[int, str]:
-    """Return the number of the last request that server 0 has replied to, and why it failed, or "".
+    """Return the last reply of server 0 to a request: the request's number, and the reason of a failure.
 
-    Returns (0, "") if there is none.
+    The reason is "" if all servers have their part of the rows. Returns (0, "") if there is no reply yet.
 
     Raises:
         FrameError: The file is damaged or of another version.
@@ -100,9 +106,9 @@ class Scaled:
     """Decision on the last request to change the number of servers of a job.
 
     Attributes:
-        number: Number of the request; 0 if there was none.
+        number: Number of the request, or 0 if there was no request.
         endpoints: Endpoints of the servers that the job has now.
-        generation: Number of the last request that moved rows; 0 if none has.
+        generation: Number of the last request that moved rows, or 0 if no request has.
         why: Reason why the request changed nothing, or empty if it was carried out.
     """
 

@@ -169,7 +169,7 @@ class Client:
         return self._opened(SparseTable(self.runtime, spec, optimizer))
 
     def features(self, features: FeatureSet) -> ClientFeatures:
-        """Open the tables of a feature set, and create those that no worker has created yet.
+        """Open the tables of a feature set (a model's inputs), and create those that do not exist yet.
 
             features = ps.features(feature_set)
             batch = features.batch({"user": users, "friends": friends})
@@ -390,12 +390,15 @@ class Client:
 
     @property
     def version(self) -> ReadVersion | None:
-        """Version of the last pull of a client of `connect(job=...)`, or None before the first pull."""
+        """State of the training that the last pull returned, for a client of `connect(job=...)`.
+
+        None before the first pull.
+        """
         return self.runtime.version
 
     @property
     def cut(self) -> FollowedCut | None:
-        """State of the training that a client of `connect(follow=...)` has copied, or None otherwise."""
+        """State of the training that a client of `connect(follow=...)` has copied. None for other clients."""
         return self.runtime.cut
 
     def flush(self, timeout: float | None = None) -> None:

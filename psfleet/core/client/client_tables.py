@@ -209,9 +209,10 @@ class SparseTable(ClientTable):
         Args:
             ids: int64 of any shape. Gradients of repeated ids are summed in the given order.
             grads: float32 [*ids.shape, dim], the shape that `pull` returns.
-            shows: float32 [*ids.shape], for a table with a ShowClickEntry: how often each id was shown. None
-                means once each.
-            clicks: float32 [*ids.shape], for such a table: how often each id was clicked. None means never.
+            shows: Number of times that each id was shown: float32 [*ids.shape], or None for once each. Only
+                for a table with a ShowClickEntry, which counts shows and clicks.
+            clicks: Number of times that each id was clicked: float32 [*ids.shape], or None for 0. Only for
+                such a table.
 
         Returns:
             The outstanding push; its `wait(timeout)` returns when every server has acknowledged the push.
@@ -247,8 +248,8 @@ class SparseTable(ClientTable):
         """Return a reader of the ids whose rows are evicted from this table.
 
         Args:
-            position: Position at which to begin, from an earlier reader, or () for the oldest stored
-                evictions.
+            position: Attribute `position` of an earlier reader, to continue there, or () to begin with the
+                oldest evictions that the servers still store.
         """
         return EvictionReader(self._runtime, self.spec, position)
 
@@ -258,7 +259,7 @@ class SparseTable(ClientTable):
         return Read(self.spec.key, as_ids(ids, self.spec.label))
 
     def _gradient(self, part: Any) -> Gradient:
-        """Convert a tuple of `push`'s arguments, or a PooledGradient, to a gradient for the runtime."""
+        """Convert a tuple of `push`'s arguments, or a gradient of pooled rows, to the runtime's form."""
         if isinstance(part, PooledGradient):
             gradient = gradient_of(self.spec.key, part, self._rate())
             return gradient if self._runtime.pools else gradient.spread()
@@ -386,9 +387,10 @@ class ClientFeatures:
             batch = features.batch({"user": [7, 8], "friends": [[1, 2], []]})
 
         Args:
-            batch: Mapping from feature name to the feature's ids: a `Jagged`, an array [n] or [n, k], a list
-                of lists, or a mapping with `values` and `lengths`. A Number has values instead of ids. May
-                also be a KeyedJaggedTensor of TorchRec. A missing feature has no ids.
+            batch: Maps the name of a feature to its ids: an array [n] or [n, k], a list of lists, a mapping
+                with `values` and `lengths`, or a `Jagged`, the class with these two arrays. A feature that
+                was declared as a Number has values instead of ids. The batch may also be a KeyedJaggedTensor
+                of TorchRec. A missing feature has no ids.
 
         Raises:
             UsageError: The batch does not fit the feature set. The error names the feature.

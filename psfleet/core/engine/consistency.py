@@ -37,7 +37,7 @@ _NAME = re.compile("[a-z][a-z0-9-]*")
 
 @dataclass(frozen=True)
 class ModeGuide:
-    """Row of the table of modes in docs/strategies.md. Each text completes the heading of its column.
+    """Description of a mode: its row in the table of modes in docs/strategies.md.
 
     Attributes:
         push: Handling of a push.
@@ -120,7 +120,8 @@ class ConsistencyMode:
     def pulls_wait(self) -> bool:
         """True if a pull may wait for other workers.
 
-        A worker at a collective must then notify the servers.
+        A worker that waits at a barrier or another collective must then tell the servers, so that pulls do
+        not wait for it.
         """
         return self.has_rounds or bool(self.pull_gate)
 
@@ -137,11 +138,11 @@ class ConsistencyMode:
         return {name: getattr(self, name) for name in names}
 
     def agreed(self, *values: int) -> Self:
-        """Return the mode as servers know it: all other settings have their defaults.
+        """Return the mode as servers know it, with defaults for the settings that servers do not know.
 
         Args:
-            values: New values for the first of the settings that servers know, in their order. Further
-                settings keep their values.
+            values: New values for the settings that servers know, in the order of `agreed_settings`. A
+                setting without a new value keeps its value.
         """
         settings = self.agreed_settings
         return type(self)(**(settings | dict(zip(settings, values, strict=False))))
@@ -217,7 +218,7 @@ def find_mode(name: str | None) -> ConsistencyMode:
 
 
 def find_part(place: str) -> Any:
-    """Return the object that a mode declares as `module:class`."""
+    """Import and return the object that a mode declares as `module:class`."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -15,19 +15,19 @@ _PAGE = 1 << 16  # evictions that one read takes from each server at most
 
 
 class EvictionReader:
-    """Reads the evictions of a sparse table whose entry has an EvictionStreamEntry.
+    """Reads which rows a sparse table has removed. Its definition must include an EvictionStreamEntry.
 
         reader = fleet.evictions("users")
         for gone in reader:  # ends at the last eviction so far; iterate again later for more
             cache.delete(gone.ids)
 
-    Each eviction is read once. The servers store the last `keep` evictions. If the reader falls further
-    behind, `EvictedIds.missed` is the number of lost evictions. With `fleet.remember("evictions", reader)` a
-    restarted script continues where it was.
+    Each eviction is read once. The servers store the last evictions only, as many as `keep` of the
+    EvictionStreamEntry says. If the reader falls further behind, `EvictedIds.missed` is the number of lost
+    evictions. With `fleet.remember("evictions", reader)` a restarted script continues where it was.
 
     Attributes:
-        position: Position of the next read, one number for each server. () before the first read of a reader
-            that begins with the oldest stored evictions.
+        position: For each server, the number of the eviction to read next. () before the first read of a
+            reader that begins with the oldest stored evictions.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class EvictionReader:
             yield evictions
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the reader. `fleet.remember` saves it in snapshots."""
+        """Return the attribute `position` of the reader, which `fleet.remember` saves in snapshots."""
         return {"position": list(self.position)}
 
     def set_state_dict(self, state: dict[str, Any]) -> None:

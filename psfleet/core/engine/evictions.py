@@ -31,9 +31,10 @@ class EvictedIds:
 
     Attributes:
         ids: Ids of the evicted rows: int64 [n].
-        steps: Step of the table at each eviction: int64 [n].
+        steps: Number of updates of the table before each eviction: int64 [n].
         causes: EvictionCause of each eviction: uint8 [n].
-        position: For each server, the position at which to read on. Each server numbers its evictions from 0.
+        position: For each server, the number of the eviction to read next. Each server numbers its evictions
+            from 0.
         missed: Number of earlier evictions that the servers no longer store, so that they were not returned.
     """
 

@@ -174,7 +174,10 @@ def _checked(spec: TableSpec, gradient: Gradient) -> CheckedGradient:
 
 
 def _check_bags(spec: TableSpec, bags: Sequence[RowBags], values: Floats, ids: Ids) -> None:
-    """Raise ShapeError unless there is one gradient for each bag, and the bags have as many ids as `ids`."""
+    """Raise ShapeError unless there is one gradient for each bag, and the bags together have all the ids.
+
+    A bag is a group of ids whose rows are pooled.
+    """
     shape, rows = (sum(map(len, bags)), spec.dim), sum(part.rows for part in bags)
     if values.shape != shape or ids.shape != (rows,):
         raise ShapeError(
@@ -202,7 +205,10 @@ def _check_precision(spec: TableSpec, gradient: Gradient) -> None:
 
 
 def check_elements(spec: TableSpec, values: Floats, positions: Ids, count: int) -> None:
-    """Raise an error unless `positions` ascend, are below `count`, and are as many as the values."""
+    """Raise an error unless a gradient of single elements of a dense table is well-formed.
+
+    Its `positions` in the flattened array must ascend, be below `count`, and be as many as the values.
+    """
     if positions.ndim != 1 or values.shape != positions.shape:
         raise ShapeError(
             f"table {spec.name!r} is dense; the gradient has {values.shape} for positions "

@@ -32,7 +32,7 @@ class SparseGrad:
         ids: Ids of the rows: int64 [n], repeats allowed.
         rows: Gradients of the rows: float32 [n, dim]. Rows of a repeated id are summed.
         scores: Shows and clicks of each id: float32 [n, 2], summed for a repeated id. None means one show and
-            no click for each id. Only for parameters with a ShowClickEntry.
+            no click for each id. Only for parameters with a ShowClickEntry, which counts shows and clicks.
     """
 
     ids: NDArray[np.int64]
@@ -58,7 +58,7 @@ class SparseGrad:
     def counted(self) -> Floats:
         """Return the shows and clicks of each id: float32 [n, 2].
 
-        Without scores, one show and no click for each.
+        If the gradient has no scores, every id has one show and no click.
         """
         if self.scores is None:
             return np.broadcast_to(np.array([1, 0], np.float32), (len(self.ids), 2))
@@ -115,8 +115,8 @@ class SparseElements:
     """Gradient of a dense array that is zero except for some elements.
 
     Attributes:
-        positions: Positions in the flattened array: int64 [k], ascending.
-        values: Values at these positions: float32 [k].
+        positions: Indices of the elements in the flattened array: int64 [k], ascending.
+        values: Gradients of these elements: float32 [k].
     """
 
     positions: Ids

@@ -32,11 +32,11 @@ class ReadVersion:
     """Version of the values that one pull has returned.
 
     Attributes:
-        rounds: Sync mode: each server reports the number of its last closed round; these are the lowest and
-            the highest of them. If they are equal, the values are bit-identical to the parameters after this
-            round. (0, 0) in other modes.
-        steps: For each table, the lowest and the highest number of updates among the servers. In modes other
-            than sync the values may contain more updates.
+        rounds: In sync mode, the lowest and the highest number of the last closed round among the servers. If
+            both are equal, the values are bit-identical to the parameters after this round. (0, 0) in other
+            modes.
+        steps: Maps a table's name to a pair: the lowest and the highest number of updates that the table has
+            had, among the servers. In modes other than sync the values may contain more updates.
     """
 
     rounds: tuple[int, int]
@@ -54,8 +54,8 @@ class FollowedCut:
 
     Attributes:
         round: Last closed round in sync mode, or None in other modes.
-        pushes: For each server, the last push of each worker that the copy contains, as a mapping from worker
-            rank to (incarnation, push). The incarnation counts restarts of the worker.
+        pushes: For each server, a mapping from worker rank to the pair (incarnation, push): the last push of
+            this worker that the copy contains. The incarnation counts restarts of the worker.
         at: Time (time.monotonic) at which this state was the newest.
         number: Number that rises with each change: the round, or the number of all pushes.
     """
@@ -118,7 +118,7 @@ class Gradient:
     bags: Sequence[RowBags] | None = None
 
     def spread(self) -> "Gradient":
-        """Return the same gradient with one row for each id instead of one for each bag."""
+        """Return the same gradient with one row for each id instead of one for each bag (group of ids)."""
         if self.bags is None:
             return self
         return replace(self, values=spread_parts(self.values, self.bags), bags=None)
@@ -177,8 +177,9 @@ class PushCounter(Protocol):
     def leave(self) -> Gradient | None:
         """Return the counts as a gradient for the next push, or None if there is nothing to push.
 
-        The gradient is for a table whose rule adds counts. The runtime calls `arrived` after the push. If it
-        has not done so by the next `leave`, the earlier push was not made, and its counts are included again.
+        The gradient is for a table whose rule adds counts. The runtime calls `arrived` after the push. If
+        `leave` is called again without that, the earlier push was not made, and its counts are included
+        again.
         """
 
     def arrived(self) -> None:
@@ -283,8 +284,9 @@ class Tensors(Protocol):
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """Return current values, one float32 array for each read: of the table's shape, or [*ids.shape, dim].
 
-        In sync mode the call first commits this worker's last push and waits until the round of that push has
-        closed. A row that no push has updated has its initial value; a pull does not create the row.
+        In sync mode the call first confirms that all servers have this worker's last push (the push is then
+        *committed*), and waits until the round of that push has closed. A row that no push has updated has
+        its initial value; a pull does not create the row.
         """
 
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
@@ -324,7 +326,10 @@ class CollectiveCalls(Protocol):
 
     @property
     def passes(self) -> bool:
-        """True if the worker has restarted and had already completed the next collective before."""
+        """True if the script's next collective (a barrier, say) was already complete before the last restart.
+
+        A worker that restarts runs its script from the beginning and reaches such collectives again.
+        """
         return False
 
     def barrier(self, timeout: float | None = None) -> None:
@@ -408,7 +413,7 @@ class Counts(Protocol):
 
     @property
     def in_round(self) -> bool:
-        """True in a step of `fleet.dataset`, which has one push only; counts are then sent with that push."""
+        """True in a step of `fleet.dataset`. Such a step makes only one push, so counts are sent with it."""
         return False
 
 
@@ -444,8 +449,8 @@ def missing_table(name: str, names: Sequence[str]) -> str:
 def is_trained(runtime: Storage, tables: Collection[str]) -> bool:
     """Return whether at least one of these tables has been updated by a push.
 
-    If so before a worker's first push, the worker joins a running job. It must then neither write the initial
-    rows of the tables nor wait for other workers to do so.
+    A worker that sees such a table before its own first push has joined a running job. The worker must then
+    neither write the initial rows of the tables nor wait for other workers to do so.
 
     Args:
         runtime: Runtime of the worker.
@@ -475,7 +480,7 @@ class PooledIds:
 
     Attributes:
         ids: Ids of all bags: int64 [n].
-        parts: Bags of each feature, one feature after the other; together they have n ids.
+        parts: For each feature, the division of its ids into bags. All bags together have n ids.
     """
 
     ids: Ids

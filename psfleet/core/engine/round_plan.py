@@ -48,12 +48,12 @@ class SourceParts:
 
 
 def length(ranges: Iterable[Range]) -> int:
-    """Return the number of positions in these ranges."""
+    """Return the number of positions (samples) in these ranges."""
     return sum(high - low for low, high in ranges)
 
 
 def part(ranges: Iterable[Range], low: int, high: int) -> tuple[Range, ...]:
-    """Return a slice of the positions in these ranges: from index `low` to index `high` - 1."""
+    """Return the positions (samples) number `low` to `high` - 1 of those in these ranges, counted from 0."""
     parts = []
     at = 0
     for start, end in ranges:
@@ -66,10 +66,10 @@ def part(ranges: Iterable[Range], low: int, high: int) -> tuple[Range, ...]:
 
 @dataclass(frozen=True, slots=True)
 class EpochRange:
-    """Remaining part of one epoch, or a whole epoch that repeats.
+    """Part of an epoch that is left, or several whole epochs in a row.
 
     Attributes:
-        ranges: Positions of the part, or of the first of the epochs.
+        ranges: Positions (numbers of samples) of the part, or of the first of the epochs.
         repeats: Number of epochs in a row; above 1 only for whole epochs.
     """
 
@@ -78,7 +78,7 @@ class EpochRange:
 
 
 def epoch_ranges(ranges: Iterable[Range], size: int) -> list[EpochRange]:
-    """Split ranges of positions by epochs, in the given order; an epoch has `size` samples."""
+    """Split ranges of positions (numbers of samples) by epochs of `size` samples, in the given order."""
     spans: list[EpochRange] = []
     open_epoch = -1  # the epoch of the last range, if there may be more of it
     for low, high in ranges:
@@ -114,12 +114,12 @@ def _joined(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """Entry of a plan, which divides positions among seats (worker ranks).
+    """Entry of a plan: divides positions (numbers of samples) among seats (worker ranks).
 
     Attributes:
-        first: First round of the entry. It ends where the next entry begins.
+        first: First round of the entry. The entry ends where the next one begins.
         seats: Seats that share the positions, in this order.
-        stream: Positions to process.
+        stream: Ranges of positions to process.
     """
 
     first: int
@@ -134,9 +134,9 @@ class RoundPlan:
     Attributes:
         size: Number of samples of an epoch.
         batch: Number of samples of one seat in one round.
-        entries: Entries in the order of their rounds.
-        withdrawn: Pairs of a round and a seat that is no longer a member of the round. Its samples for that
-            round are in later rounds.
+        entries: Entries, each for the rounds until the next entry begins, in the order of rounds.
+        withdrawn: Pairs (round, seat), where the seat is no longer a member of the round. The samples that
+            the seat had in that round are in later rounds.
     """
 
     size: int
@@ -172,7 +172,7 @@ class RoundPlan:
         return number
 
     def samples_from(self, number: int) -> tuple[Range, ...]:
-        """Return the samples of round `number` and of all later rounds of its entry."""
+        """Return the samples of round `number` and of all later rounds in the same entry of the plan."""
         entry = self._entry(number)
         if entry is None or not entry.seats:  # no seat has used any sample of the entry
             return () if entry is None else entry.stream
@@ -204,7 +204,7 @@ class RoundPlan:
         return tuple(sorted((*used_before, *last.stream)))
 
     def missed(self, seat: int, after: int, closed: int) -> tuple[Range, ...]:
-        """Return the samples of a worker rank in rounds `after` + 1 to `closed`, closed without its push."""
+        """Return a worker's samples in rounds `after` + 1 to `closed`, which were closed without its push."""
         begin = max(after + 1, self.entries[0].first) if self.entries else closed + 1
         return tuple(
             positions
@@ -216,11 +216,11 @@ class RoundPlan:
     def changed(
         self, number: int, seats: Sequence[int], closed: int, counts_in: Callable[[int, int], bool]
     ) -> "RoundPlan":
-        """Return the plan after a change of the members.
+        """Return the plan after workers have joined or left.
 
         Args:
             number: First round in which `seats` share the remaining samples.
-            seats: New members.
+            seats: Seats (worker ranks) that take part from then on.
             closed: Last round that any server has closed.
             counts_in: Returns whether a seat (first argument) is a member of a round. In the rounds between
                 `closed` and `number`, samples of seats that are no members move to later rounds.

@@ -48,9 +48,9 @@ class LoopPosition:
         loop: Index of the present loop, or of the next loop if the script is in none.
         inside: True if the script is in a loop.
         item: Number of items of the present loop that the script has used.
-        broken: For each loop that was left before its end, the number of items that it had used.
-        collectives: For each loop with collectives of all workers, the number of collectives, and the number
-            of mode switches among them.
+        broken: Maps the index of a loop that was left before its end to the number of items used until then.
+        collectives: Maps the index of a loop that contains collectives (such as barriers) to the pair (number
+            of its collectives, number of mode switches among them).
     """
 
     def __init__(self) -> None:
@@ -105,9 +105,9 @@ class LoopPosition:
         return here >= target
 
     def behind(self, loop: int) -> tuple[int, int | None]:
-        """Return how many items of a loop are used, and after how many it was left early, or None.
+        """Return the number of used items of a loop, and the number after which it was left early, or None.
 
-        A finished loop has used all its items, which is represented by sys.maxsize.
+        The first number is sys.maxsize for a loop that has ended.
         """
         if self.is_in(loop):
             return self.item, None
@@ -329,7 +329,7 @@ class ScriptProgress:
             self._there, self.pushes = True, self._at
 
     def catch_up(self) -> None:
-        """Treat every later push as new. For data that the fleet assigns: it knows which samples are used."""
+        """Treat every later push as new. For data that the fleet assigns: it assigns no sample twice."""
         self._there, self.pushes = True, max(self.pushes, self.behind)
 
     def made(self) -> None:
@@ -337,26 +337,26 @@ class ScriptProgress:
         self.pushes += 1
 
     def mark(self, states: str, latest: bool = False) -> None:
-        """Set the mark to this point between two steps, with the states of the script.
+        """Set the mark, where a restarted process continues, to this point between two steps.
 
-        After a push, only the first call sets the mark, until the next push: the effects of steps without a
-        push are only in this process's memory, so a restarted process has to repeat those steps.
+        Of several calls between two pushes, only the first one sets the mark: the effects of steps without
+        a push are only in this process's memory, so a restarted process has to repeat those steps.
 
         Args:
-            states: Result of `WorkerState.capture`.
-            latest: True to set the mark in any case, for data that the fleet assigns: it assigns no sample
-                again.
+            states: States of the script there, the result of `WorkerState.capture`.
+            latest: True to set the mark in any case. For data that the fleet assigns, because it assigns no
+                sample twice.
         """
         if latest or self._mark is None or self._mark[0] != self.pushes:
             self._mark = self.pushes, states
 
     def text(self, more: int = 0, repeats: bool = True) -> str:
-        """Return the progress text for a push or its commit, or "" if the script is in no loop of the fleet.
+        """Return the script's progress as a text for the servers, or "" outside of the fleet's loops.
 
         Args:
-            more: Number of pushes that the text is sent with and that are not counted yet.
-            repeats: True if a restarted process makes the same pushes after the mark, so that pushes that the
-                servers have accepted are recognised by their number.
+            more: Number of pushes that are sent together with the text, and that `made` has not counted yet.
+            repeats: True if a restarted process makes the same pushes after the mark. The servers' accepted
+                pushes are then recognised by their number.
         """
         if self._mark is None:
             return ""

@@ -53,7 +53,7 @@ def begun(number: int, length: int) -> bytes:
 
 
 def opened(head: bytes, number: int, length: int, padding: int) -> bytes:
-    """Return a message without the content of its last field. The content must follow.
+    """Return the bytes of a message up to the content of its last field, which the caller appends.
 
     A padding field is inserted so that the content will begin at a multiple of ALIGNMENT.
 
@@ -212,7 +212,7 @@ def reserve(header: Header, length: int, layout: bytes = b"") -> tuple[bytes, ND
 
 
 def reserve_behind(head: bytes, length: int) -> tuple[bytes, NDArray[np.uint8]]:
-    """Do as `reserve`, but with the bytes before the payload given, as `opening` returns them."""
+    """Return the same as `reserve`, for a frame whose first bytes are `head`, the result of `opening`."""
     message, content = unwritten_bytes(len(head) + length)
     whole = np.frombuffer(memoryview(content), np.uint8)
     whole[: len(head)] = np.frombuffer(head, np.uint8)

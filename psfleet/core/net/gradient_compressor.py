@@ -50,8 +50,8 @@ def _packed(form: Format, shape: Sequence[int]) -> CompressedValues:
 class GradientCompressor:
     """Compressor for the gradients of one worker.
 
-    bfloat16 rounds to the nearest value. int8 rounds up or down at random. Its random numbers are a hash of
-    table, worker, number of the push, id and position, so a push that is sent again has the same bytes. With
+    bfloat16 rounds to the nearest value. int8 rounds up or down at random. The random numbers are a hash of
+    table, worker, number of the push, id and column, so a push that is sent again has the same bytes. With
     `feeds`, int8 does not round dense gradients at random, but keeps each rounding error and adds it to the
     next gradient.
 
@@ -165,7 +165,7 @@ class GradientCompressor:
         Args:
             spec: Definition of the table.
             number: Number of the push.
-            low: Position of the slice in the flattened array, a multiple of SCALE_BLOCK.
+            low: Index of the slice's first element in the flattened array, a multiple of SCALE_BLOCK.
             values: float32 [n], finite if the format requires it (see `check`).
             out: Receives the compressed values.
         """

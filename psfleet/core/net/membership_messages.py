@@ -4,7 +4,8 @@ A mode is sent as its number and those of its settings that servers know. Every 
 has the same three fields: `mode`, `staleness` with the first of these settings, and `mode_settings` with
 the remaining ones.
 
-Workers agree on a mode switch in an all-reduce; `write_change` returns one worker's input for it.
+A round plan says which samples each worker gets in which round of sync mode. Workers agree on a mode switch
+in an all-reduce; `write_change` returns one worker's input for it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -79,14 +80,14 @@ def read_agreed_numbers(numbers: Sequence[int]) -> ConsistencyMode:
 
 
 def write_plan_entry(entry: PlanEntry) -> membership_pb2.PlanEntry:
-    """Return the message for an entry of a round plan."""
+    """Return the message for an entry of a round plan: who shares which samples from some round on."""
     return membership_pb2.PlanEntry(
         first=entry.first, seats=entry.seats, stream=write_pairs(entry.stream)
     )
 
 
 def read_plan_entry(message: membership_pb2.PlanEntry) -> PlanEntry:
-    """Return the entry of a round plan that a message holds.
+    """Return the entry of a round plan (who shares which samples from some round on) that a message holds.
 
     Raises:
         FrameError: A range of samples has a start but no end.
@@ -149,7 +150,8 @@ def read_change(change: Change) -> tuple[ConsistencyMode | None, int]:
         change: Result of the all-reduce (see `write_change`).
 
     Returns:
-        The mode, or None if the workers want different modes; then the push number.
+        The mode, or None if the workers want different modes or settings.
+        The highest number of a push that any worker has made.
 
     Raises:
         ShapeError: The array is not the result of such an all-reduce.

@@ -193,8 +193,8 @@ class TensorRequest:
         gradients: Gradients of the push.
         gradient_bytes: Bytes of the payload that the gradients occupy.
         reads: Reads of the pull.
-        places: Offset in the shared memory where the values of each read are to be written. Used only if
-            the call has a lane.
+        places: For each read, the offset in shared memory at which its values are to be written. Used only
+            if the call has a lane (memory that worker and server share).
     """
 
     gradients: list[Gradient] = field(default_factory=list)
@@ -235,7 +235,8 @@ def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats 
     """Return the values in the reply to a pull, as views into the payload.
 
     Returns:
-        For each segment, rows [n, dim] of a sparse table, or the server's slice [n] of a dense table.
+        For each segment (one table's part of the reply), rows [n, dim] of a sparse table, or the server's
+        slice [n] of a dense table.
     """
     values: list[Floats | CompressedValues] = []
     for segment, spec, cursor in _segments(header, payload, spec_of):
@@ -247,7 +248,10 @@ def read_values(header: Header, payload: Bytes, spec_of: SpecOf) -> list[Floats 
 
 
 def read_states(header: Header, payload: memoryview, spec_of: SpecOf) -> list[PartState]:
-    """Return parts of tables with their optimizer state, as views into the payload (see `write_state`)."""
+    """Return the parts of tables that `write_state` has written: weights and optimizer state.
+
+    Arrays are views into the payload.
+    """
     states = []
     for segment, spec, cursor in _segments(header, payload, spec_of):
         _expect(segment, spec, STATE)
@@ -333,7 +337,7 @@ class _Cursor:
         self.taken = 0
 
     def positions(self, count: int) -> Ids:
-        """Return the next `count` positions of a dense gradient. In the payload they are uint32."""
+        """Return the next `count` indices of elements of a dense gradient. In the payload they are uint32."""
         return self.take(count, _UINT32).astype(np.int64)
 
     def floats(self, *shape: int) -> Floats:

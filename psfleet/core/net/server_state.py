@@ -45,8 +45,8 @@ class _Stored(Struct, frozen=True):
 
     Attributes:
         mode: Number of the fleet's consistency mode, followed by the mode's settings that servers know.
-        clocks: Number of pushes of each worker since the last collective (PullGate.at).
-        leading_steps: PullGate.leading_steps.
+        clocks: For each worker, the number of its pushes since the last collective (PullGate.at).
+        leading_steps: Largest number of pushes that a worker was ahead of the slowest worker at a pull.
     """
 
     version: int

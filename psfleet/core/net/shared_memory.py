@@ -112,9 +112,9 @@ class SharedMemory:
     def open(cls, offer: MemoryHandle) -> "SharedMemory | None":
         """Map the memory that another process has created, or return None if that is impossible.
 
-        It is impossible if the memory is on another host or belongs to another user. It is also impossible
-        if the process has ended: another process may then have its id, or another file the descriptor, so
-        the token is checked.
+        It is impossible if the memory is on another host or belongs to another user, or if the process that
+        created it has ended. The token is checked because the process id and the descriptor of an ended
+        process may by now refer to another process or file.
         """
         if offer.boot != _boot() or not offer.boot or len(offer.token) != _TOKEN:
             return None

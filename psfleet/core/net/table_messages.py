@@ -219,7 +219,8 @@ def lay_out_rows(ids: Ids, dim: int, following: int) -> tuple[bytes, list[Floats
     Args:
         ids: Ids of the rows, int64 [n].
         dim: Weights of each row.
-        following: Segment of rows to request next, or 0 if there are no more rows.
+        following: Segment (class of ids by hash) that the follower should request next, or 0 if there are no
+            more rows.
     """
     fields = *_array_field(_PAGE_IDS, ids), *_array_field(_PAGE_WEIGHTS, 4 * dim * len(ids))
     message, rooms = _lay_out([RowsReply(next=following).SerializeToString(), *fields])
@@ -227,10 +228,7 @@ def lay_out_rows(ids: Ids, dim: int, following: int) -> tuple[bytes, list[Floats
 
 
 def _array_field(number: int, content: Ids | int) -> list[bytes | Ids | int]:
-    """Return a field with an array, or with a gap of `content` bytes.
-
-    Returns no field if it would be empty.
-    """
+    """Return the parts of a field that has an array or a gap of `content` bytes; none for 0 bytes."""
     size = _size(content)
     return [begun(number, size), content] if size else []
 

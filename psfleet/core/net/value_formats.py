@@ -161,10 +161,10 @@ class WireFormat(ABC):
 
         Args:
             values: float32 [n], finite if `is_finite`.
-            low: Position of the slice in the dense array, a multiple of SCALE_BLOCK.
+            low: Index of the slice's first element in the dense array, a multiple of SCALE_BLOCK.
             draw: Numbers that determine the random rounding.
-            rests: Rounding errors of earlier pushes [n]. They are added to the values, and then replaced by
-                the errors of this push. None to round at random instead.
+            rests: Rounding errors of earlier pushes, float32 [n], which are added to the values and then
+                replaced by the errors of this push. None to round at random instead.
             out: Receives the compressed values.
         """
         del low, draw, rests

@@ -14,7 +14,7 @@ from psfleet.core.net.v1.frame_pb2 import Header
 
 
 def write_join(join: Join) -> shard_pb2.JoinRequest:
-    """Return the message that a worker process sends to join, or to continue after a rest."""
+    """Return the message that a worker process sends to join, or to continue after waiting at a barrier."""
     return shard_pb2.JoinRequest(
         worker=join.worker,
         incarnation=join.incarnation,
@@ -35,7 +35,7 @@ def read_join(message: shard_pb2.JoinRequest) -> Join:
 
 
 def write_leave(leave: Leave) -> shard_pb2.LeaveRequest:
-    """Return the message that a worker sends to leave for good, or to rest while it waits for others."""
+    """Return the message that a worker sends to leave for good, or to announce that it waits at a barrier."""
     return shard_pb2.LeaveRequest(
         worker=leave.worker, incarnation=leave.incarnation, last=leave.last, rest=leave.rest
     )
@@ -78,8 +78,8 @@ def read_push(
     Args:
         header: Header of the message.
         gradients: Gradients of the message.
-        cut: Number of the last snapshot that the worker has sent a mark for, and the number of its last push
-            in that snapshot. None for a push that was accepted before.
+        cut: Pair of numbers: the last snapshot for which the worker has said which of its pushes is the last
+            one in it, and that push. None if the message names no snapshot.
 
     Raises:
         FrameError: The header withdraws the push, but the message has gradients.

@@ -91,7 +91,7 @@ def counter(name: str, help: str, values: Values, label: str = "table") -> "Metr
     Args:
         name: Name of the metric without the prefix `psfleet_`.
         help: Meaning of the metric.
-        values: A value, or a value for each value of the label.
+        values: A number, or a mapping from each value of the label to a number.
         label: Name of the label.
     """
     from prometheus_client.core import CounterMetricFamily
@@ -183,7 +183,8 @@ class StalenessHistogram:
     pull and its push.
 
     Attributes:
-        counts: Number of pushes by staleness. A staleness of 256 or more is rounded down to a power of two.
+        counts: Maps a staleness to the number of pushes that had it. A staleness of 256 or more is rounded
+            down to a power of two.
     """
 
     counts: dict[int, int] = field(default_factory=dict)

@@ -38,9 +38,9 @@ class Look:
 
     Attributes:
         at: Time in seconds since the epoch.
-        samples: Labels and value of each sample, by name of the metric.
-        times: Time when the samples of each process were read, by role and rank. Samples of workers are sent
-            with heartbeats, so they are a little older than the look.
+        samples: Maps the name of a metric to its samples, each a pair (labels, value).
+        times: Maps a process, the pair (role, rank), to the time when its samples were read. Samples of
+            workers are sent with heartbeats, so they are a little older than the look.
     """
 
     at: float
@@ -62,11 +62,11 @@ class Look:
         return self.times.get(_process(labels), self.at)
 
     def before(self, last: "Look", older: "Look") -> "Look":
-        """Return the samples of metrics (a *look*) to compute rates against, given two earlier looks.
+        """Return the earlier samples to compute rates against, taken from two earlier looks.
 
-        A rate needs two different readings of a process. A process that was not read again since `last` is
-        taken from `older`, all others from `last`. A process that was not read for 5 s has ended, and gets
-        no rates.
+        A look is the samples of all metrics at one moment. A rate needs two different readings of a process.
+        For a process that was not read again since `last`, samples are taken from `older`, for all other
+        processes from `last`. A process that was not read for 5 s has ended, and gets no rates.
         """
         oldest = max(self.times.values(), default=0.0) - _LATEST
         times = self.times.items()

@@ -1,6 +1,6 @@
 """Panels about processes: memory, load, deaths and traffic. Also has PANELS, the table of all panels.
 
-Each Panel has a query, its meaning and advice; panels.py explains the classes. Run tools/generate_panels.py
+Each Panel has a query, its meaning and advice; panel.py explains the classes. Run tools/generate_panels.py
 after a change, because the Grafana dashboard, the alert rules and docs/watch.md are generated from PANELS.
 """
 

@@ -1,6 +1,6 @@
 """Panels about training: its speed, slow workers, stale gradients, and NaN or infinite values.
 
-Each Panel has a query, its meaning and advice; panels.py explains the classes.
+Each Panel has a query, its meaning and advice; panel.py explains the classes.
 """
 
 from psfleet.core.base.panels.panel import Alert, Level, Mean, Panel, Quantile, Rate, Ratio, section

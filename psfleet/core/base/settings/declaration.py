@@ -37,7 +37,7 @@ class Setting:
         help: Meaning, as a sentence without a full stop.
         flag: Flag of a command, or empty. `--no-x` switches off a setting that is on by default.
         env: Environment variable, or empty.
-        synonyms: Variables of the reference framework with the same meaning. `env` takes precedence.
+        synonyms: Variables of Paddle (PADDLE_*) with the same meaning. `env` takes precedence.
         key: Key in a job file as `table.key`, or empty.
         metavar: Name of the value in help texts, or empty to derive it from the kind.
         least, most: Bounds of a number.
@@ -172,7 +172,7 @@ def _declared(group: Any) -> tuple[Setting, ...]:
 
 
 def check(item: Any, source: Callable[[Setting], str]) -> None:
-    """Check the values of all settings of a dataclass.
+    """Check the values of all settings of `item`, an instance of a dataclass that declares settings.
 
     `source`: Returns the name of a setting, for messages.
 

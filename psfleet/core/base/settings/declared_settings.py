@@ -126,7 +126,7 @@ _LIMITS = SettingKind(
 class FleetSettings:
     """Role of this process, and the fleet it belongs to.
 
-    If `role` is None, it trains alone, without servers.
+    If `role` is None, the process trains alone, without servers.
     """
 
     role: Literal["server", "worker"] | None = setting(

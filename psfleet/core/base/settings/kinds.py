@@ -69,7 +69,7 @@ class SnapshotInterval:
 
     Attributes:
         seconds: Interval in time.
-        rounds: Number of rounds in sync mode, or of pushes of a worker in other modes.
+        rounds: Interval in rounds (sync mode), or in pushes of one worker (other modes).
     """
 
     seconds: float = 0.0

@@ -242,9 +242,10 @@ class Form:
     def taken(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], dict[str, Any]] | None:
-        """Return checked arguments for an ordinary correct call, or None if `bind` is needed.
+        """Return the checked arguments of a call, or None if the call needs `bind`.
 
-        This takes a tenth of the time of `bind`, which also handles *args and makes the error messages.
+        A call needs `bind` if an argument is wrong or missing, or if the function has *args, **kwargs or
+        keyword-only parameters. For all other calls, this takes a tenth of the time.
         """
         kinds = self._kinds
         if self._several or self._more or self._keywords or len(args) > len(kinds):

@@ -28,7 +28,7 @@ Lengths = NDArray[np.int64]
 
 
 class RowBags:
-    """Division of n rows into bags, by the number of rows of each bag.
+    """Division of n rows into bags. A bag is the rows of one feature in one sample, which are pooled.
 
     Args:
         lengths: Number of rows of each bag, int64 [bags].
@@ -136,7 +136,7 @@ def pool_parts(rows: Floats, parts: Sequence[RowBags]) -> Floats:
 
     Args:
         rows: Rows of all bags of the first feature, then of the second, and so on: float32 [n, dim].
-        parts: Bags of each feature.
+        parts: For each feature, the division of its rows into bags.
     """
     ends = np.cumsum([part.rows for part in parts])[:-1]
     pairs = zip(parts, np.split(rows, ends), strict=True)
@@ -153,8 +153,10 @@ def spread_parts(gradient: Floats, parts: Sequence[RowBags]) -> Floats:
 def bags_at(offsets: Lengths, rows: Lengths) -> tuple[Lengths, Lengths]:
     """Return the starts and lengths of selected bags, int64 [bags] each, as `chosen_bags` takes them.
 
+    A bag is the values of one feature in one sample.
+
     Args:
-        offsets: Position of the first value of each bag, and the end of the last: int64 [all bags + 1],
+        offsets: Index of the first value of each bag, and the end of the last: int64 [all bags + 1],
             contiguous.
         rows: Numbers of the selected bags, int64 [bags]. They are not checked: a number out of range reads
             other memory.
@@ -183,9 +185,11 @@ def chosen_bags(
 ) -> NDArray[Any]:
     """Copy the values of selected bags into one new array, one bag after the other.
 
+    A bag is the values of one feature in one sample.
+
     Args:
         values: Values of all bags, [n].
-        starts: Position of the first value of each selected bag, int64 [bags].
+        starts: Index in `values` of each selected bag's first value, int64 [bags].
         lengths: Number of values of each selected bag, int64 [bags].
         dtype: Dtype of the copy: int64 to widen int32, or None for the dtype of the values.
     """

@@ -80,7 +80,7 @@ class UniqueIds:
         """Copy the rows of the distinct ids to one row for each id of the batch, float32 [n, dim].
 
         Args:
-            rows: Rows of each group's distinct ids, float32 [distinct ids, dim].
+            rows: For each group (server), the rows of its distinct ids, float32 [distinct ids, dim].
         """
         dim, rows = rows[0].shape[1], self._checked(rows)
         if self.is_plain:
@@ -103,13 +103,13 @@ class UniqueIds:
         return [_plain(array) for array in rows]
 
     def pool(self, rows: Sequence[Floats], bags: Sequence[RowBags]) -> Floats:
-        """Expand the rows and pool them by bag in one pass: float32 [all bags, dim].
+        """Expand the rows to the batch and pool them by bag, in one pass: float32 [all bags, dim].
 
         The result is bit-identical to that of `expand` followed by `RowBags.pool`, without the array in
         between.
 
         Args:
-            rows: Rows of each group's distinct ids, as for `expand`.
+            rows: For each group (server), the rows of its distinct ids, as for `expand`.
             bags: Bags of the batch's ids, one `RowBags` for each feature of the table. The ids of the first
                 feature come first in the batch.
         """
@@ -144,7 +144,7 @@ class UniqueIds:
             row, bag = row + part.rows, bag + len(part)
 
     def merge(self, gradients: Floats, bags: Sequence[RowBags] | None = None) -> list[Floats]:
-        """Sum the gradients of each distinct id; return float32 [distinct ids, dim] for each group.
+        """Sum the gradients of each distinct id; return float32 [distinct ids, dim] for each group (server).
 
         Gradients are added in the order of the batch, so the bits do not depend on the number of servers.
 
@@ -170,7 +170,7 @@ class UniqueIds:
 
         Args:
             gradients, bags: As for `merge`.
-            sums: Contiguous float32 [distinct ids, dim] for each group, overwritten.
+            sums: For each group (server), a contiguous array to overwrite, float32 [distinct ids, dim].
         """
         if self.is_plain and bags is None and gradients.shape == sums[0].shape:
             # An addition of 0 and not a copy, because kernels start each sum at 0, and 0 + -0 is 0. A copy
@@ -319,10 +319,10 @@ def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, target: int) -> 
 
 @cache
 def _route_codes(groups: int, shift: int) -> NDArray[np.uint32]:
-    """Return the routes as the kernel `dedup` takes them: uint32 [2 * virtual shards].
+    """Return the server of each virtual shard as the kernel `dedup` takes it: uint32 [2 * virtual shards].
 
-    The first half is the group of each virtual shard, and the second half the group as the upper bits of a
-    code.
+    A virtual shard is one of 1,024 classes of ids. The first half of the result has the number (group) of its
+    server, and the second half the same number as the upper bits of a code.
     """
     table = routes(groups)
     return np.concatenate([table, table << np.uint32(shift)])

@@ -86,8 +86,8 @@ def dense_kernels(rule: Rule, l1: bool, l2: bool, width: int = 0) -> ModuleType:
     Args:
         rule: Rule whose functions are compiled in. Its hyperparameters are arguments of each call.
         l1, l2: True if this regularization is added to the gradient.
-        width: Number of weights of a unit (`Rule.unit`) as a constant for the compiler, or 0 if each call
-            passes the number.
+        width: Number of weights of a unit, which share sums (`Rule.unit`), as a constant for the compiler, or
+            0 if each call passes the number.
     """
     text = RuleSource(rule, l1, l2, width=width)
     return compiled(

@@ -122,20 +122,23 @@ def position(hash_):
 
 @helper
 def _home(hash_, mask):
-    """Return the number of a hash's home line, the line of the chunk where the search for the hash begins."""
+    """Return the number of a hash's home line: the line in its chunk where the search for the hash begins."""
     return int64(hash_ >> _U(_LOW)) & mask
 
 
 @helper
 def _chunk_of(d, hash_):
-    """Return the number of the chunk that a hash belongs to."""
+    """Return the number of the chunk (part of the index) that a hash belongs to."""
     part = position(hash_) >> _U(load_i64(d, SHIFT))
     return int64(load_u32(load_i64(d, DIRECTORY), int64(part)))
 
 
 @helper
 def first_line(d, hash_):
-    """Return the address of a hash's home line in a chunk of ordinary size."""
+    """Return the address of a hash's home line in a chunk of ordinary size.
+
+    The home line is the 64 bytes with four index entries where the search for the hash begins.
+    """
     # This assumes that the chunk has CHUNK_LINES lines, which saves reading the chunk's record. In an
     # enlarged chunk the result may be another line of the chunk. The hash is then not found there, and
     # `find_slow` searches for it.
@@ -145,14 +148,14 @@ def first_line(d, hash_):
 
 @helper
 def second_line(d, hash_):
-    """Return the address of the line behind `first_line`, where the search for a hash goes on."""
+    """Return the address of the second line (of four index entries) to search for a hash."""
     line = (_home(hash_, CHUNK_LINES - 1) + 1) & (CHUNK_LINES - 1)
     return load_i64(d, LINES) + _chunk_of(d, hash_) * _CHUNK_BYTES + line * 64
 
 
 @helper
 def prefetch_line(d, id_):
-    """Return the hash of an id, and prefetch the hash's home line."""
+    """Return the hash of an id, and prefetch the cache line where the search for the hash begins."""
     hash_ = mix(uint64(id_))
     prefetch(first_line(d, hash_))
     return hash_
@@ -160,7 +163,7 @@ def prefetch_line(d, id_):
 
 @helper
 def _hits(line, hash_):
-    """Return a bit mask: bit k is 1 if entry k of the line has this hash. Computed without branches."""
+    """Return a bit mask: bit k is 1 if entry k of a line (four index entries) has this hash."""
     return (
         _U(load_u64(line, 0) == hash_)
         | _U(load_u64(line, 1) == hash_) << _U(1)
@@ -171,7 +174,10 @@ def _hits(line, hash_):
 
 @helper
 def find_fast(line, hash_):
-    """Return the slot of a hash if this line has the hash, or 0 if the search must go on elsewhere."""
+    """Return the slot (row number) of a hash, or 0 if this line does not have the hash.
+
+    The search then goes on in other lines. A line is four index entries in 64 bytes.
+    """
     # A free entry may still hold the hash of a removed row. Entries in use have no gaps between them, so the
     # free entry is behind the entry in use, and trailing_zeros finds the latter first. If only a free entry
     # matches, its slot is 0, the same as for no match.
@@ -184,7 +190,7 @@ def find_fast(line, hash_):
 
 @helper
 def touch_fast(line, hash_, step):
-    """Return the slot of a hash as `find_fast` does, and stamp the row as pushed at this step."""
+    """Return the slot (row number) of a hash as `find_fast` does; stamp the row as pushed at this step."""
     hits = _hits(line, hash_)
     slot = int64(0)
     if hits != _U(0):
@@ -196,7 +202,7 @@ def touch_fast(line, hash_, step):
 
 @helper
 def age_of(step, stamp):
-    """Return the number of steps since a stamp.
+    """Return the number of steps since a stamp, the lower 32 bits of an earlier step.
 
     Exact below 2**31 steps; `restamp` of sources/index.py keeps stamps within this range.
     """
@@ -209,20 +215,23 @@ def age_of(step, stamp):
 
 @helper
 def _record(d, chunk):
-    """Return the address of a chunk's record: its entries in use, level and size."""
+    """Return the address of the record of a chunk (part of the index): its entries in use, level and size."""
     return load_i64(d, RECORDS) + chunk * RECORD_SIZE
 
 
 @helper
 def lines_of(d, chunk):
-    """Return the address of a chunk's lines, and their number - 1, which serves as a mask."""
+    """Return the address of the lines of a chunk (part of the index), and their number - 1, a bit mask.
+
+    A line is four index entries in 64 bytes.
+    """
     lines = load_i64(d, LINES) + chunk * _CHUNK_BYTES
     return lines, int64(load_u32(_record(d, chunk), MASK))
 
 
 @helper
 def _search(lines, mask, hash_):
-    """Find a hash in a chunk; return the address of its line and its entry's position in the line.
+    """Find a hash in a chunk; return the address of the line that has it, and the number of its entry there.
 
     For an unknown hash the result is the free entry where the search ended, which is where the hash can be
     added.
@@ -240,21 +249,28 @@ def _search(lines, mask, hash_):
 
 @helper
 def place_of(d, hash_):
-    """Find a hash in the index; return the address of a line and an entry as `_search` does."""
+    """Find a hash in the index; return the address of the line that has it, and the number of its entry.
+
+    A line is four index entries, numbered from 0. For an unknown hash, the result is the free entry where the
+    hash can be added.
+    """
     lines, mask = lines_of(d, _chunk_of(d, hash_))
     return _search(lines, mask, hash_)
 
 
 @helper
 def find_slow(d, hash_):
-    """Return the slot of a hash, or 0 if the hash is unknown. Searches all lines where the hash can be."""
+    """Return the slot (row number) of a hash, or 0 if the hash is unknown.
+
+    Searches all lines of the index where the hash can be.
+    """
     line, entry = place_of(d, hash_)
     return int64(load_u32(line, 8 + entry))
 
 
 @helper
 def touch_slow(d, hash_, step):
-    """Return the slot of a hash as `find_slow` does, and stamp the row as pushed at this step."""
+    """Return the slot (row number) of a hash as `find_slow` does; stamp the row as pushed at this step."""
     line, entry = place_of(d, hash_)
     slot = int64(load_u32(line, 8 + entry))
     if slot != 0:
@@ -286,7 +302,7 @@ def _put(line, entry, hash_, slot, stamp):
 
 @inlined
 def insert(d, hash_, step):
-    """Add an unknown hash, stamped with this step, and return the slot of its row.
+    """Add an unknown hash, with this step as that of its last push, and return its slot (row number).
 
     The caller writes the row's values.
     """
@@ -314,7 +330,7 @@ def insert(d, hash_, step):
 
 @helper
 def add(d, hash_, step):
-    """Return the slot of a hash that is pushed at this step, or minus the slot if this call added the row."""
+    """Return the slot (row number) of a hash pushed at this step, or minus the slot of an added row."""
     return _call_add(load_i64(d, ADD), (d, hash_, step))
 
 
@@ -326,7 +342,7 @@ def fill(d, out, hash_, dim, kind, low, span, stream):
 
 @helper
 def remove(d, hash_):
-    """Remove a hash; return 1, or 0 if the hash is unknown. The next row that is added gets the slot."""
+    """Remove a hash; return 1, or 0 if the hash is unknown. Its slot goes to the next row that is added."""
     chunk = _chunk_of(d, hash_)
     lines, mask = lines_of(d, chunk)
     line, entry = _search(lines, mask, hash_)
@@ -432,7 +448,7 @@ def _take(d, runs, level):
 
 @helper
 def begin(d):
-    """Set up the first chunks of an empty index."""
+    """Set up the first chunks (parts) of an empty index."""
     for part in range(FIRST_CHUNKS):
         _point(d, part, int64(FIRST_LEVEL), _take(d, int64(1), int64(FIRST_LEVEL)))
 

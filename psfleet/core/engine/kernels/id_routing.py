@@ -29,24 +29,24 @@ Ids = NDArray[np.int64]
 
 @helper
 def virtual_shard(hash_):
-    """Return the virtual shard of an id with this hash."""
+    """Return the virtual shard (one of 1,024 classes of ids) of an id with this hash."""
     return int64(hash_ >> uint64(_FIRST_BIT)) & (VIRTUAL_SHARDS - 1)
 
 
 def routes(groups: int) -> NDArray[np.uint32]:
-    """Return the server of each virtual shard: uint32 [VIRTUAL_SHARDS], ascending."""
+    """Return the server of each virtual shard (class of ids by hash): uint32 [VIRTUAL_SHARDS], ascending."""
     if not 1 <= groups <= VIRTUAL_SHARDS:
         raise UsageError(f"there are {groups} servers; a fleet has 1 to {VIRTUAL_SHARDS}")
     return (np.arange(VIRTUAL_SHARDS) * groups // VIRTUAL_SHARDS).astype(np.uint32)
 
 
 def largest_share(groups: int) -> float:
-    """Return the expected fraction of all ids that belongs to the server with the most virtual shards."""
+    """Return the expected fraction of all ids that belongs to the server with the most classes of ids."""
     return float(np.bincount(routes(groups)).max()) / VIRTUAL_SHARDS
 
 
 def virtual_shards(ids: Ids) -> NDArray[np.uint32]:
-    """Return the virtual shard of each id."""
+    """Return the virtual shard of each id: a number from 0 to 1023 that decides the id's server."""
     return (hash_ids(ids) >> np.uint64(_FIRST_BIT) & np.uint64(VIRTUAL_SHARDS - 1)).astype(
         np.uint32
     )

@@ -69,7 +69,10 @@ def initial_rows(
 def initial_array(
     shape: tuple[int, ...], initializer: InitializerSpec, seed: int, name: str
 ) -> NDArray[np.float32]:
-    """Compute the initial values of a dense array, float32 in `shape`: those of one long row with id 0."""
+    """Compute the initial values of a dense array, float32 in `shape`.
+
+    They are the initial weights of a sparse table's row with id 0 and as many weights.
+    """
     rows = initial_rows(np.zeros(1, np.int64), math.prod(shape), initializer, seed, name)
     return rows.reshape(shape)
 

@@ -111,7 +111,7 @@ def unpack_rows(form: RowFormat, words: Floats) -> Floats:
         words: Stored rows, [n, form.words], as words of 4 bytes. Further words of a row are ignored.
 
     Returns:
-        Weights and state of each row. A view of `words` if rows are plain.
+        Weights and state of each row. A view of `words` if rows are stored as float32.
     """
     if form.plain:
         return words[:, : form.width]

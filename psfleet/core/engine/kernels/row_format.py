@@ -118,7 +118,7 @@ for k in range(DIM):
 
 @dataclass(frozen=True)
 class RowColumn:
-    """Part of a row: the weights, or one slot of the optimizer's state.
+    """Part of a row: the weights, or one slot (state value) of the optimizer.
 
     Attributes:
         format: Format of the values. A column in int8 begins with a word for the scale, a float32.
@@ -141,7 +141,8 @@ class RowColumn:
 class RowFormat:
     """Layout of the rows of one table, without the scores that follow the state of each row.
 
-    A column has a smaller format only if that takes fewer words. A single weight takes one word in float32
+    A column is the weights, or one slot (state value) of the optimizer. It has a smaller format than float32
+    only if that takes fewer words. A single weight takes one word in float32
     and in bfloat16, so a table of width 1 stays in float32. So either all columns are float32, or the weights
     are bfloat16. The head of this module draws an example.
 
@@ -168,12 +169,12 @@ class RowFormat:
 
     @property
     def plain(self) -> bool:
-        """True if all columns are float32."""
+        """True if rows are stored as float32, weights and state."""
         return self.words == self.width
 
     @property
     def has_codes(self) -> bool:
-        """True if a column is int8."""
+        """True if some state value of the optimizer is stored in int8."""
         return any(column.format == "int8" for column in self.columns)
 
 
@@ -195,7 +196,7 @@ def _words(form: SlotFormat, count: int) -> int:
 
 
 def weight_parts(is_plain: bool) -> dict[str, str]:
-    """Return the parts to insert into `pull.txt`, for plain or for packed rows."""
+    """Return the parts to insert into `pull.txt`, for rows in float32 (plain) or in 16 bits."""
     return _PLAIN_WEIGHTS if is_plain else _PACKED_WEIGHTS
 
 

@@ -129,7 +129,7 @@ class RuleSource:
         self.pointers = ["p", "turn"] if dim else ["p", *(f"p{i}" for i in range(len(slots)))]
 
     def load_scalars(self) -> str:
-        """Return an expression that reads the tuple h from the address `scalars`."""
+        """Return an expression that reads h, the tuple of the batch's numbers, from the address `scalars`."""
         count = self._numbers + self._l1 + self._l2
         return "(" + "".join(f"load_f32(scalars, {i}), " for i in range(count)) + ")"
 
@@ -331,7 +331,7 @@ def scratch_for(rule: Rule, width: int = 0) -> NDArray[np.float32]:
 
 
 def sum_count(rule: Rule) -> int:
-    """Return the number of sums over a unit that the rule needs."""
+    """Return the number of sums over several weights that the rule needs, such as 2 for two norms."""
     measure = rule.measure()
     if measure is None:
         return 0

@@ -363,9 +363,9 @@ class NAdam(Rule):
         return self.beta1 * (1 - 0.5 * math.pow(0.96, step * self.momentum_decay))
 
     def product(self, step: int) -> float:
-        """Return mu_1 * ... * mu_step, or 0 if it is below 1e-20.
+        """Return the product mu_1 * ... * mu_step, or 0 if it is below 1e-20.
 
-        That takes few steps, and 1 - product is then 1 in float64.
+        After some steps the product is that small, and 1 - product is then 1 in float64.
         """
         product = 1.0
         for earlier in range(1, step + 1):

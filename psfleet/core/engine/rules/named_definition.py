@@ -26,7 +26,7 @@ class NamedDefinition:
 
     Attributes:
         word: Kind of definition in error messages: "rule" or "eviction policy".
-        known: Registry of all definitions of the kind, by name.
+        known: Registry of all rules, or of all policies, by name.
         name: Name that tables use for the definition: lower-case letters, digits and `_`.
         version: Text that the author changes whenever results change. Definitions with equal versions must
             compute the same. If empty, processes compare a digest of the source instead (rule_digest.py).

@@ -110,7 +110,8 @@ class TorchSpec:
         options: torch's option for each field of the rule, in the order of the fields, separated by spaces;
             `betas.0` is the first of the betas. Without `weight_decay` among these, torch's `weight_decay` is
             an L2 decay.
-        state: torch's names of the rule's slots, in the order of the slots, separated by spaces.
+        state: torch's names of the rule's slots (state values), in the order of the slots, separated by
+            spaces.
         when: Options and values that choose this rule, if several rules belong to the optimizer.
         required: Options and values without which torch would compute something else.
         hint: Advice for each required option, shown if the script gives the option another value.
@@ -223,7 +224,7 @@ class Rule(NamedDefinition):
 
     @property
     def turns(self) -> int:
-        """Number of slots at the end of `slots` that take turns, or 0 if the function always gets all slots.
+        """Number of slots (state values) at the end of `slots` that take turns, or 0 if none of them do.
 
         In each step the scalar function gets only one of these slots, number (step - 1) % turns.
         """
@@ -234,19 +235,25 @@ class Rule(NamedDefinition):
         raise NotImplementedError
 
     def measure(self) -> Callable[..., tuple[float, ...]] | None:
-        """Return the function whose results are summed over the unit, or None if the rule needs no sums."""
+        """Return the function whose results are summed over the weights of a unit, or None without sums."""
         return None
 
     def advance(self) -> Callable[..., tuple[float, ...]] | None:
-        """Return the function that updates the slots before `measure`, or None if `scalar` updates them."""
+        """Return the function that updates the slots (state values) before `measure`.
+
+        None if `scalar` updates them.
+        """
         return None
 
     def direction(self) -> Callable[..., tuple[float, ...]] | None:
-        """Return the function that computes the direction u from the slots, or None without `advance`."""
+        """Return the function that computes the direction u of the update, or None without `advance`."""
         return None
 
     def combine(self) -> Callable[..., tuple[float, ...]] | None:
-        """Return the function that turns the sums into values appended to h, or None without `measure`."""
+        """Return the function that turns the sums of `measure` into further numbers for the scalar function.
+
+        None if there is no `measure`.
+        """
         return None
 
     def scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
@@ -259,7 +266,7 @@ class Rule(NamedDefinition):
         raise NotImplementedError
 
     def resting_scalars(self, learning_rate: float, step: int) -> tuple[float, ...]:
-        """Return h for the rows that a step does not name, in a table that updates every row."""
+        """Return h, the numbers of a batch, for rows without a gradient in a table that updates all rows."""
         return self.scalars(learning_rate, step)
 
 

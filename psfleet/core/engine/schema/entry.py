@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def parts(self) -> tuple["Entry", ...]:
-        """Single rules that the entry consists of."""
+        """The rules that were joined by `&`, or this rule alone."""
         return (self,)
 
     def __and__(self, other: "Entry") -> "Entries":
@@ -95,7 +95,7 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """Name of the entry in messages and checkpoints."""
+        """Name of the entry (this rule) in messages and checkpoints, such as "count_filter"."""
         return self.stored.name
 
     def values(self) -> dict[str, float]:
@@ -106,11 +106,11 @@ class Entry:
 
     @classmethod
     def read(cls, words: list[str], numbers: dict[str, Any], rest: dict[str, float]) -> "Entry":
-        """Make the entry from its stored form.
+        """Make the entry from its stored form, such as "capacity:evict:lfu" and {"rows": 5, "bytes": 0}.
 
         Args:
-            words: Words after the kind.
-            numbers: Numbers of the stored form, in its order.
+            words: Words behind the kind, such as ["evict", "lfu"].
+            numbers: Numbers of the form by name, in the order of the class's fields.
             rest: Stored numbers that no entry has used yet. A class that uses some of them removes them.
         """
         return cls(*words, *numbers.values())
@@ -155,7 +155,7 @@ def stored_as(
 @stored_as("probability", probability=float)
 @dataclass(frozen=True, slots=True)
 class ProbabilityEntry(Entry):
-    """An id without a row gets a row with this probability, each time that a push names the id.
+    """Each push of an id that has no row gives the id a row with a fixed probability.
 
     The draw is a hash of id, table, seed and the table's step. So it does not depend on the number of
     servers, and a restarted server draws the same. `ProbabilityEntry(0.1)` gives an id a row after 10 pushes
@@ -240,7 +240,7 @@ class ShowClickEntry(Entry):
 
     @property
     def kind(self) -> str:
-        """Name of the entry in messages and checkpoints, with the names of its inputs."""
+        """Name of the entry in messages and checkpoints, followed by `show_name` and `click_name`."""
         return f"show_click:{self.show_name}:{self.click_name}"
 
 
@@ -253,8 +253,8 @@ class TTLEntry(Entry):
 
     Attributes:
         steps: Number of updates of the table, at most 2**30, or 0 for no limit. A row is removed between
-            `steps` and 9/8 of `steps` after its last push. The step depends on the row's id, and not on the
-            number of servers.
+            `steps` and 9/8 of `steps` after its last push. The exact step depends on the row's id, and not on
+            the number of servers.
         seconds: Seconds during which the servers run, or 0 for no limit. Checked every `seconds` / 16.
     """
 
@@ -318,7 +318,7 @@ class CapacityEntry(Entry):
 
     @property
     def kind(self) -> str:
-        """Name of the entry in messages and checkpoints, with its handling and its policy."""
+        """Name of the entry in messages and checkpoints, such as "capacity:evict:lfu"."""
         assert isinstance(self.policy, EvictionPolicy)
         return f"capacity:{self.full}" + (
             "" if self.policy == LRU() else f":{reference_of(self.policy)}"
@@ -391,7 +391,7 @@ class Entries(Entry):
 
 
 def part_of(entry: Entry | None, kind: type[T]) -> T | None:
-    """Return the part of the entry that has this class, or None if there is no such part."""
+    """Return the rule of this class in an entry, which may join several rules. None if there is none."""
     parts = () if entry is None else entry.parts
     return next((part for part in parts if isinstance(part, kind)), None)
 

@@ -93,15 +93,15 @@ def later(
 
 
 def later_fields(definition: Any) -> list[LaterField]:
-    """Return the later fields of a definition's class, in order."""
+    """Return the fields that were added to a definition's class after version 1 of snapshots, in order."""
     return [field for field, _ in _attributes(definition)]
 
 
 def later_values(definition: Any) -> dict[LaterField, Any]:
-    """Return the value of each later field that must be stored.
+    """Return the values to store for fields that were added after version 1 of snapshots (LaterField).
 
-    These are the fields that differ from their defaults, and the other fields of the same object
-    (LaterField.inside).
+    A field is stored if it differs from its default, or if another field of the same object in the snapshot
+    does (LaterField.inside).
     """
     values = {field: getattr(definition, of.name) for field, of in _attributes(definition)}
     keys = {field.key for field, of in _attributes(definition) if values[field] != of.default}
@@ -151,7 +151,7 @@ def key_of(name: str) -> int:
 class InitializerSpec:
     """Distribution of a table's initial values.
 
-    A value is a function of seed, table, id and position alone, so every server gives a row the same values.
+    A value is a function of seed, table, id and column alone, so every server gives a row the same values.
 
     Attributes:
         kind: Distribution of the values. `uniform` draws from [low, high). `normal` has mean `low` and
@@ -373,7 +373,7 @@ class TableSpec:
 
     @property
     def candidate(self) -> Mapping[str, type] | None:
-        """Values that servers remember of an id without a row, or None (Entry.candidate)."""
+        """Name and type of each value that is stored for an id without a row, or None (Entry.candidate)."""
         parts = () if self.entry is None else self.entry.parts
         return next((part.candidate for part in parts if part.candidate is not None), None)
 

@@ -28,21 +28,24 @@ from psfleet.core.engine.shard.updates import update
 
 
 class TableUpdates(Protocol):
-    """Gradients of a push, which have passed `ShardTables.check_gradient`."""
+    """Gradients of a push that have passed `ShardTables.check_gradient`."""
 
     def fit(self, base: int) -> bool:
         """Return whether no id is repeated and the tables certainly have room for new ids.
 
         Args:
-            base: Address of the message's memory, as for `is_plain`.
+            base: Address of the message that has the gradients, as for `is_plain`.
         """
 
     def apply(self, base: int) -> None:
-        """Update the tables, which have not changed since `fit`. `base` is the same as for `fit`."""
+        """Update the tables, which have not changed since `fit`. `base` is the argument of `fit`."""
 
 
 def may_be_plain(shard: Shard) -> bool:
-    """Return whether any call can be plain in the present state and mode of the shard."""
+    """Return whether the shard's present state and mode allow plain calls at all.
+
+    A call is plain if it needs no log record and does not concern a snapshot, a follower or a waiting pull.
+    """
     mode = shard.consistency.declared
     return shard.is_quiet and not (mode.has_rounds or mode.adds_deltas or mode.gate)
 
@@ -52,14 +55,15 @@ def is_plain(
 ) -> bool:
     """Return whether `apply_plain_call` may apply this push and this pull. Call `may_be_plain` first.
 
-    Returns False for an invalid call too; `Shard.handle` then reports the error.
+    The push and the pull are the two parts of one call. Returns False for an invalid call too; `Shard.handle`
+    then reports the error.
 
     Args:
         shard: The shard.
         push: The push, or None. Its `gradients` attribute is not read.
         updates: Gradients of the push.
         pull: The pull, or None.
-        base: Address of the message's memory. The updates contain offsets from this address.
+        base: Address of the message that has the gradients. The updates contain offsets from this address.
     """
     try:
         if push is not None:
@@ -82,7 +86,10 @@ def is_plain(
 def apply_plain_call(
     shard: Shard, push: Push | None, updates: TableUpdates, pull: Pull | None, base: int = 0
 ) -> None:
-    """Apply a call that `is_plain` has accepted. Hold the shard's lock from that check until this returns."""
+    """Apply a push, a pull or both, after `is_plain` has accepted them.
+
+    Hold the shard's lock from that check until this returns.
+    """
     if push is not None:
         shard.recent.add(push)
         shard.note(push)

@@ -42,14 +42,15 @@ class FrozenShard:
     """Image of a shard at one moment, for a snapshot or a standby. Read it once, then close it.
 
     Attributes:
-        number: Number of the cut, or 0 if the image is not for a snapshot.
+        number: Number of the snapshot that the image is for, or 0 if it is for another use.
         index, servers: Index of the shard's server, and number of all servers.
         tables: Images of the tables.
         state: State of the shard without its tables.
         mode, round: Consistency mode of the fleet, and last closed round.
-        pushes: For each seat its incarnation and the last push that the image contains.
-        since: For a delta, number of the cut since which the tables contain changes only. 0 if the image
-            contains all rows.
+        pushes: Maps a seat (worker rank) to the pair (incarnation, push): the worker process, and its last
+            push that the image contains.
+        since: For a delta, number of the snapshot that it is based on: the image has only the changes since
+            then. 0 if the image has all rows.
     """
 
     number: int
@@ -70,14 +71,14 @@ class FrozenShard:
 
 @value_class
 class Join:
-    """An incarnation of a worker begins, or continues after it has waited at a collective.
+    """A worker process (incarnation) begins, or continues after a wait at a collective (a barrier, say).
 
     The reply has the last closed round in sync mode, or the worker's last push in other modes.
 
     Attributes:
         mode: Mode of the fleet, with the settings that servers know.
-        switch: Number of a mode switch, or 0 if the worker joins without one. With a switch, all workers have
-            arrived with no push outstanding, and from now on the fleet runs in `mode`.
+        switch: Number of a mode switch, or 0 if the worker joins without one. At a switch all workers have
+            come to the same point of the script, with no push outstanding, and go on in `mode`.
         last: With a switch, the highest round or push number of any worker before it.
     """
 
@@ -92,9 +93,10 @@ class Join:
 class Leave:
     """Notice that a worker makes no pushes after push `last`, because it leaves or waits at a collective.
 
-    A worker that waits (*rests*) sends `rest` = n for its n-th wait. It returns once every other worker waits
-    or has left too. So workers with unequal amounts of data can wait at a barrier without delaying the rounds
-    of workers that still have data. `rest` is 0 if the worker leaves for good.
+    A collective is an operation of all workers, such as a barrier. A worker that waits there (*rests*)
+    sends `rest` = n for its n-th wait. The wait ends once every other worker waits or has left too. So
+    workers with unequal amounts of data can wait at a barrier without delaying the rounds of workers that
+    still have data. `rest` is 0 if the worker leaves for good.
     """
 
     worker: int
@@ -109,21 +111,21 @@ class Push:
 
     `sequence` numbers the worker's pushes; in sync mode it is the round.
 
-    A sparse gradient contains each id once; a dense gradient contains the slice that this server stores. A
-    push has an entry for a table on every server that stores a part of it, if necessary with no rows, so that
-    all these servers count the same number of steps. In a mode that adds deltas (geo), `gradients` are deltas
-    to add to the weights.
+    A sparse gradient contains each id once; a dense gradient contains the slice that this server stores. For
+    each table, every server that stores a part of the table gets a gradient, if necessary with no rows, so
+    that all these servers count the same number of steps. In a mode that adds deltas (geo), `gradients` are
+    deltas to add to the weights.
 
     Attributes:
-        clock: Ssp mode: number of the worker's pushes since the last collective.
-        cut: Number of the last snapshot for which the worker has set a mark, and its last push in that
-            snapshot.
+        clock: Ssp mode: number of the worker's pushes since the last collective, such as a barrier.
+        cut: Pair of numbers: the last snapshot for which the worker has said which of its pushes is the last
+            one in it (the worker's *mark*), and that push.
         position: Modes other than sync: the worker's position in its data after this push.
         progress: Modes other than sync: loop position of the worker's script, or empty if it is not known.
         skipped: Number of pushes just before this push that were not sent to this server.
         addressed: On server 0, the last push that was sent to each server. Empty if this push was sent to
             all servers.
-        withdrawn: True for an empty push that replaces one that another server has refused.
+        withdrawn: True for an empty push in place of a push that another server has refused.
     """
 
     worker: int
@@ -142,7 +144,7 @@ class Push:
 
     @property
     def follows(self) -> int:
-        """Number of the worker's last push before this push that was sent to this server."""
+        """Number of the push that the worker sent to this server before this one."""
         return self.sequence - 1 - self.skipped
 
 
@@ -151,12 +153,13 @@ class Pull:
     """Request of a worker for values of tables.
 
     Attributes:
-        reads: Ids or whole dense parts to read, by table.
-        commit: Sync mode: number of the round whose push all servers have received. The pull waits until that
-            round is closed. 0 if there is none.
-        clock: Ssp mode: number of the worker's pushes since the last collective. The pull waits for workers
-            that are too far behind.
-        progress: Sync mode: loop position of the script at the commit, for later incarnations of the worker.
+        reads: The values to read: for each table, ids or this server's whole part of a dense table.
+        commit: Sync mode: number of a round. All servers have this worker's push of that round, and the pull
+            waits until the round is closed. 0 if the pull waits for no round.
+        clock: Ssp mode: number of the worker's pushes since the last collective, such as a barrier. The pull
+            waits for workers that are too far behind.
+        progress: Sync mode: position of the worker's script in its loops after the push of that round. A
+            restarted worker continues there.
     """
 
     worker: int
@@ -183,7 +186,7 @@ class PartState:
         step: Number of updates of the table so far.
         touched, scores: Sparse: as in psfleet.core.engine.tables.row_data.RowData. None if they are not
             known; the rows then count as pushed by the last update, and their scores are 0.
-        start: Dense: position of the first value within this server's range.
+        start: Dense: index of the first value within this server's range.
     """
 
     table: int
@@ -199,7 +202,8 @@ class PartState:
 class WriteState:
     """Request to overwrite parts of tables.
 
-    `number` counts the writes and shrinks of a worker process. Callers that are no workers send 0.
+    `number` counts the writes and shrinks of one worker process, so that a repeated request is recognised.
+    Callers that are no workers send 0.
     """
 
     states: tuple[PartState, ...]
@@ -239,9 +243,9 @@ class RestorePart:
     """Restore a part of a table from a snapshot.
 
     Attributes:
-        clock: Clock of the table in the snapshot.
-        columns: Columns as described in psfleet.core.engine.tables.row_data. The column `removed` has ids to
-            remove.
+        clock: Number of the table's updates in the snapshot, and the times of its shrinks.
+        columns: Maps the name of a column to its array, as described in
+            psfleet.core.engine.tables.row_data. The column `removed` has ids to remove.
     """
 
     table: int
@@ -276,7 +280,7 @@ class MarkCut:
 
 @value_class
 class RetryRoom:
-    """Notice that the log may have space again: the shard closes a round that waited for space."""
+    """Notice that the log's disk may have space again: the shard closes a round that waited for space."""
 
 
 @value_class
@@ -284,7 +288,8 @@ class EndCut:
     """Notice that a snapshot is complete or was given up.
 
     Attributes:
-        base: Oldest snapshot that later deltas may refer to. 0 drops all delta bases.
+        base: Number of the oldest snapshot that later deltas may refer to. The shard then forgets changes
+            before it. 0 means that no delta will refer to a snapshot.
     """
 
     number: int
@@ -338,7 +343,8 @@ class CloseRound:
     """Sync mode: close the round with the pushes that the shard has received from these seats (worker ranks).
 
     Attributes:
-        progress: For each seat, loop position of its script when it committed the push, if known.
+        progress: For each seat, the loop position of the worker's script when it confirmed that all servers
+            have its push. Seats for which it is not known have no entry.
     """
 
     round: int
@@ -348,7 +354,7 @@ class CloseRound:
 
 @value_class
 class MakeCut:
-    """Mark in the log where a snapshot was taken: it contains the shard as it is at this record."""
+    """Log record that marks where a snapshot was taken: it contains the effects of all earlier records."""
 
     number: int
 
@@ -380,7 +386,8 @@ class SendOutcome:
     Attributes:
         outcome: Outcome of a push, or None for other calls.
         number: Result of the call, as documented with its event.
-        clock: For a join in ssp mode, the worker's first clock (number of pushes since the last collective).
+        clock: For a join in ssp mode, the clock with which the worker begins: the number of its pushes since
+            the last collective.
     """
 
     call: Call

@@ -34,8 +34,8 @@ class _Changes:
     """Changes of one table between two requests.
 
     Attributes:
-        first: Step of the first update, or 0 if there was none.
-        named: Number of ids in all updates, repeats included.
+        first: Number of the table's first update in this time, or 0 if there was none.
+        named: Number of ids in all these updates, repeats included.
         updated: Ids of all updates, or None if they are too many: it is then cheaper to find the rows by the
             step of their last push, which the table's index has.
         others: Ids of rows that were written other than by an update, or removed.
@@ -79,10 +79,7 @@ class ChangeLog:
 
     @property
     def version(self) -> int:
-        """Present version of the tables.
-
-        It rises with each request, if tables have changed since the request before.
-        """
+        """Present version of the tables. A request of a follower raises it if tables have changed."""
         return self._floor + max(len(self._intervals) - 1, 0)
 
     def number_after(self, before: "ChangeLog") -> None:
@@ -125,7 +122,7 @@ class ChangeLog:
         self._limit_to(len(ids), recorded_change)
 
     def _now(self, key: int) -> _Changes:
-        """Return the changes of a table in the open interval."""
+        """Return the changes of a table since the last request, for adding to them."""
         interval = self._intervals[-1]
         changes = interval.get(key)
         if changes is None:

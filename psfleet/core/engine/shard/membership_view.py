@@ -28,8 +28,8 @@ class Incarnation:
     Attributes:
         incarnation: Number of the process among those of its seat. 0 means that the seat is vacant and a
             worker is expected.
-        first: First round of which it is a member.
-        last: Last round of which it is a member, or None if it has not ended.
+        first: First round of which the process is a member.
+        last: Last round of which the process is a member, or None if the process has not ended.
     """
 
     incarnation: int
@@ -37,18 +37,20 @@ class Incarnation:
     last: int | None = None
 
     def is_member_in(self, number: int) -> bool:
-        """Return whether the incarnation is a member of that round."""
+        """Return whether this worker process is a member of round `number`."""
         return self.first <= number and (self.last is None or number <= self.last)
 
 
 @dataclass(frozen=True, slots=True)
 class SeatView:
-    """Seat (worker rank) of a view, with its worker processes (incarnations).
+    """Seat (worker rank) in a view, the numbered membership of the fleet.
 
     Attributes:
-        incarnations: Incarnations, oldest first. An ended incarnation stays as long as a server may need it.
-        rests: Number of collectives at which the present incarnation has waited, or more.
-        left: True if the present incarnation has left regularly.
+        incarnations: Worker processes that have taken the seat, oldest first. An ended process stays in the
+            list as long as a server may need it.
+        rests: Number of collectives (barriers, say) at which the present process need not wait again, because
+            it has waited there or they were complete before it began.
+        left: True if the present process has finished its script.
     """
 
     incarnations: tuple[Incarnation, ...]
@@ -85,10 +87,10 @@ class PrepareView:
 class InstallView:
     """Membership of the fleet that the coordinator has decided. It is also a log record.
 
-    A second copy of the same view has no effect.
+    The event installs a view, which is a numbered membership. A second copy of a view has no effect.
 
     Attributes:
-        view: Number of the view.
+        view: Number of the membership.
         seats: Every seat (worker rank) of the fleet.
         closed: Last round that any server had closed, or 0 in modes without rounds.
     """
@@ -100,21 +102,22 @@ class InstallView:
 
 @dataclass(frozen=True)
 class ViewReport:
-    """State of a frozen server. The coordinator decides the new view from the reports of all servers.
+    """State of a server that has stopped closing rounds, because workers have joined or ended.
 
-    The mappings have an entry for each seat (worker rank), about its present incarnation.
+    From the reports of all servers, the coordinator decides the new view (membership of the fleet). The
+    mappings have an entry for each seat (worker rank), about its present worker process (incarnation).
 
     Attributes:
         mode: Mode of the fleet on this server, or empty if no worker has joined.
         closed: Last closed round.
         incarnations: Number of the incarnation.
-        committed: Last round for which all servers are known to have the incarnation's push, because it has
-            committed the round or the round was closed with its push.
-        rests: Number of collectives at which it has waited.
-        left: Seats that have left regularly.
-        sequences: Number of its last push (modes without rounds).
-        positions: Position in its data after that push.
-        progress: Loop position of its script, as it was last reported.
+        committed: Last round for which all servers are known to have the incarnation's push. They are known
+            to have it if the worker has confirmed that (a commit), or if the round was closed with the push.
+        rests: Number of collectives, such as barriers, at which the incarnation has waited.
+        left: Seats whose workers have finished.
+        sequences: Number of the incarnation's last push (modes without rounds).
+        positions: Position of the incarnation in its data after that push.
+        progress: Last loop position that the incarnation's script has reported.
         addressed: On server 0, the last push that was sent to each server, up to the last push here. A
             seat whose last push went to all servers has no entry.
     """
@@ -131,7 +134,7 @@ class ViewReport:
     addressed: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def last_of(self, what: Mapping[int, int], seat: int, incarnation: int) -> int:
-        """Return the value for this incarnation, or 0 if the report is about another incarnation of the seat.
+        """Return the value for this incarnation, or 0 if the report is about another process of the seat.
 
         Args:
             what: One of the mappings of this report.

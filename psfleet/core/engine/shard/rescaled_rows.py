@@ -68,8 +68,8 @@ def dealt(
 
     Args:
         shard: Shard that stores the tables.
-        since: For each table that a first pass has moved, a mark from before that pass; only changes since
-            then are yielded.
+        since: For each table that a first pass has moved, a point in its history (SparseTable.mark) from
+            before that pass. Only changes since then are yielded.
         servers: New number of servers.
         ahead: True for the first pass, which yields rows only. Rows may still change.
     """
@@ -98,8 +98,8 @@ def _dealt_rows(
     """Yield the records that move a sparse table's rows and candidates to another number of servers.
 
     The table may be updated meanwhile: rows are read in pages, without freezing the table. A row that changes
-    after its page was read is sent again in the last pass, which covers every change since the mark `since`,
-    made before the first pass.
+    after its page was read is sent again in the last pass. That pass covers every change since `since`, a
+    point in the table's history from before the first pass.
     """
     spec = table.spec
     written, removed = (_NONE, _NONE) if since is None else table.set_since(since)
@@ -133,7 +133,7 @@ def _split(spec: TableSpec, ids: Ids, servers: int) -> Iterator[tuple[int, Ids]]
 
 
 def _listed(table: SparseTable, since: HistoryPoint | None) -> Iterator[Ids]:
-    """Yield the ids of all rows in parts, or only of the rows that were updated since a mark."""
+    """Yield the ids of all rows in parts, or only of the rows that were updated after the point `since`."""
     count = min(max(_AT_ONCE * SEGMENT_COUNT // (len(table) + 1), _LEAST), SEGMENT_COUNT)
     for first in range(0, SEGMENT_COUNT, count):
         yield table.segment_ids(first, min(first + count, SEGMENT_COUNT), since)
@@ -201,7 +201,7 @@ class DealtShard:
                 self.shard.fill(RestorePart(table, clock, columns))
 
     def keep_values(self) -> None:
-        """Log each dense table as a whole. It has arrived in ranges, which were not logged."""
+        """Log each dense table as a whole. The ranges in which it arrived were not logged."""
         for table in self.shard.tables.values():
             if self.shard.journal is not None and isinstance(table, DenseTable):
                 with contextlib.closing(table.freeze()) as frozen:

@@ -24,12 +24,13 @@ class Rounds:
 
     Attributes:
         seats: Seats of workers, taken or vacant. A seat is a member of the open round unless it waits at a
-            collective or has left.
+            collective (a barrier, say) or has left.
         closed: Last round whose update is in the tables.
-        first: First round of which a seat is a member, for seats that were not there from the beginning.
+        first: For each seat that joined later than the first round, the first round of which it is a member.
         held: Pushes of the open round that have arrived, by seat.
-        committed: Highest round that each seat has committed.
-        counted: Last closed round with a push of the seat's present incarnation.
+        committed: For each seat, the highest round that it has committed: it has confirmed that all servers
+            have its push.
+        counted: For each seat, the last closed round with a push of its present incarnation.
         resting, left: Seats that wait at a collective, and seats that have left for good.
         rests: For each seat, the number of collectives at which it has waited. A repeated message has the
             same number and no effect.
@@ -98,7 +99,7 @@ class Rounds:
         """Return whether the worker now begins to wait at a collective, or False if the message is a repeat.
 
         Raises:
-            ProtocolError: A push of the worker for the open round is here, and may not be committed.
+            ProtocolError: A push of the worker for the open round is here, and perhaps not on all servers.
         """
         if worker in self.held:
             raise ProtocolError(
@@ -108,9 +109,9 @@ class Rounds:
         return number > self.rests.get(worker, 0)
 
     def rest_worker(self, worker: int, number: int) -> None:
-        """Record that a worker waits at a collective, until all workers wait or have left.
+        """Record that a worker waits at a collective (a barrier, say), until all workers wait or have left.
 
-        The worker has committed all its pushes before.
+        Before that, the worker has confirmed that all servers have its pushes.
         """
         self.rests[worker] = number
         self.resting.add(worker)
@@ -127,7 +128,7 @@ class Rounds:
         self.counted = dict.fromkeys(self.seats, last)
 
     def go_back(self) -> None:
-        """Drop the open round and all waits at collectives, because all workers restart and repeat both."""
+        """Drop the open round and all waits at barriers, because all workers restart and repeat both."""
         self.held.clear()
         self.resting.clear()
         self.rests.clear()
@@ -146,16 +147,16 @@ class Rounds:
     def install(
         self, seats: Mapping[int, SeatView], before: Mapping[int, int], last_closed: int
     ) -> None:
-        """Adopt the membership of a view.
+        """Adopt a view, a membership of the fleet that the coordinator has decided.
 
-        A push of the open round stays if the view makes its incarnation a member of the round. If that
-        incarnation has ended, the push also counts as committed. Other pushes are dropped. The seats that
-        wait at a collective follow from the number of each seat's waits, and are therefore the same on all
-        servers.
+        A push of the open round stays if the view makes its worker process (incarnation) a member of the
+        round. If that process has ended, the push also counts as present on all servers. Other pushes are
+        dropped. The seats that wait at a collective follow from the number of each seat's waits, and are
+        therefore the same on all servers.
 
         Args:
-            seats: Seats of the view.
-            before: Incarnation of each seat until now.
+            seats: Seats (worker ranks) of the view.
+            before: For each seat, the number of its worker process until now.
             last_closed: Last round that any server had closed.
         """
         self.reached = last_closed
@@ -229,7 +230,7 @@ class Rounds:
         return bool(self.left) and not self.remaining()
 
     def awaited(self) -> list[int]:
-        """Return the members that have not committed the open round yet."""
+        """Return the members that have not confirmed yet that all servers have their push of this round."""
         return [
             seat
             for seat in self.members()
@@ -237,10 +238,10 @@ class Rounds:
         ]
 
     def is_complete(self) -> bool:
-        """Return whether every member has committed the open round.
+        """Return whether the open round can close: all servers have the push of every member.
 
-        A round without members is complete if a later round has members. If no push of the round is here and
-        another server has closed it, it is complete too: it had no members on that server.
+        A round without pushes and without members can close if a later round has members. A round without
+        pushes that another server has already closed can close too, because it had no members there.
         """
         if self.held:
             return not self.awaited()

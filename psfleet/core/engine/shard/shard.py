@@ -382,11 +382,11 @@ class Shard:
         return [SendOutcome(call), *self._advance()]
 
     def _wait_for_cut(self, push: Push) -> None:
-        """Raise Later for a push after its worker's mark for a snapshot that is not taken yet.
+        """Raise Later for a push that is not in a snapshot which the shard has begun but not taken yet.
 
-        The mark that comes with the push takes effect even then, because the push may arrive before the
-        worker's MarkCut. So this is the last check of a push: a push that is refused for another reason must
-        not set a mark.
+        Such a push comes after the worker's mark, the number of its last push in the snapshot. The mark that
+        comes with the push takes effect even then, because the push may arrive before the worker's MarkCut.
+        So this is the last check of a push: a push that is refused for another reason must not set a mark.
         """
         if push.cut is not None:
             number, last = push.cut
@@ -468,7 +468,7 @@ class Shard:
         return [SendOutcome(call, number=self.rounds.remaining()), *refusals, *self._advance()]
 
     def apply_view(self, event: InstallView) -> None:
-        """Adopt the membership of a view, and begin the worker processes that are new in it."""
+        """Adopt the membership of a view (numbered membership), and begin the worker processes new in it."""
         # Rounds first: they compare the view with the incarnations until now, which `workers.install`
         # replaces.
         self.consistency.install(event, self.workers.incarnations)

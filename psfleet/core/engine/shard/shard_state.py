@@ -31,10 +31,10 @@ from psfleet.core.engine.shard.workers import Workers
 class PullGate:
     """Rule that decides which pulls wait for other workers, in a mode without rounds. Here no pull waits.
 
-    A worker's clock is the number of its pushes since the last collective. A push brings the new clock, and
-    the pull after it names the same clock. To write a rule, derive a class and override `awaited` and `wait`.
-    Clocks and `leading_steps` are stored with the shard; other attributes of a derived class are lost when
-    the process ends.
+    A worker's clock is the number of its pushes since the last collective, such as a barrier. A push brings
+    the new clock, and the pull after it names the same clock. To write a rule, derive a class and override
+    `awaited` and `wait`. Clocks and `leading_steps` are stored with the shard; other attributes of a
+    derived class are lost when the process ends.
 
     Attributes:
         mode: Consistency mode, with the settings that servers know.
@@ -70,18 +70,18 @@ class PullGate:
         self.at[worker] = clock
 
     def restart(self) -> None:
-        """Reset the clocks to 0 after all workers have completed a collective."""
+        """Reset the clocks to 0 after all workers have completed a collective, such as a barrier."""
         self.at.clear()
 
     def tick(self, seconds: float) -> None:
-        """Receive the seconds that have passed. The shard then checks its waiting pulls again."""
+        """Receive the seconds since the last tick. The shard then checks its waiting pulls again."""
 
     def awaited(self, pull: Pull, live: Iterable[int]) -> list[int]:
         """Return the workers for which the pull has to wait; an empty list answers the pull now.
 
         Args:
             pull: The pull.
-            live: Workers except those that wait at a collective or have left.
+            live: Workers except those that wait at a collective (a barrier, say) or have left.
         """
         return []
 
@@ -195,9 +195,9 @@ class ConsistencyState:
             )
 
     def adopted(self, event: Join) -> Join:
-        """Return the join event with the fleet's present mode, in case the mode was switched.
+        """Return the join event with the fleet's present mode instead of the mode that it requests.
 
-        A worker that restarts requests the first mode of its script.
+        A worker that restarts after a mode switch requests the first mode of its script.
         """
         if self.mode is None or not self.switches or event.switch:
             return event
@@ -223,7 +223,7 @@ class ConsistencyState:
             self._be_in(event.mode, self.gate)
 
     def switch(self, event: Join, last: int) -> None:
-        """Switch to another mode. Rounds are numbered on after `last`."""
+        """Switch to another mode. The next round has the number `last` + 1."""
         self.rounds.go_on_from(last)
         self._be_in(event.mode, PullGate())
         self.switches = event.switch
@@ -238,18 +238,18 @@ class ConsistencyState:
         self.gate.begin_incarnation(worker, self.rounds.running())
 
     def leave(self, worker: int) -> None:
-        """Record that a worker has left for good, which may complete a collective."""
+        """Record that a worker has left for good. This may end the other workers' wait at a barrier."""
         rested = bool(self.rounds.resting)
         self.rounds.leave(worker)
         self._restart_after_collective(rested)
 
     def rest_worker(self, worker: int, number: int) -> None:
-        """Record that a worker waits at a collective. The last worker to do so completes it."""
+        """Record that a worker waits at a collective, such as a barrier. The last worker to come ends it."""
         self.rounds.rest_worker(worker, number)
         self._restart_after_collective(True)
 
     def install(self, event: InstallView, before: Mapping[int, int]) -> None:
-        """Adopt the membership of a view.
+        """Adopt the membership of a view, which says which worker processes belong to the fleet.
 
         Args:
             event: The view.
@@ -318,7 +318,7 @@ class ShardState:
     """State of a shard that is stored with its tables. All other state is lost with the process.
 
     Attributes:
-        workers: Incarnations of the workers and their progress.
+        workers: The process of each worker, and its progress.
         consistency: Consistency mode with its rounds and clocks.
         cut: Number of the last snapshot that this shard has taken.
         makers: For each table key, the worker that made the table. Other tables have no entry.

@@ -319,7 +319,7 @@ class ShardTables(dict[int, Table]):
         return min((every for every in intervals if every), default=0.0)
 
     def tick(self, seconds: float) -> None:
-        """Pass the seconds that have passed to every sparse table, which removes expired rows."""
+        """Tell every sparse table the seconds since the last tick, so that it removes expired rows."""
         for _, table in self.sparse():
             table.tick(seconds)
 
@@ -342,8 +342,8 @@ class DeltaBases:
     A *cut* is the numbered point at which the shard took a snapshot. A restart loses all cuts.
 
     Args:
-        bounded: True to give up a cut once too many rows have been removed or written since
-            (SparseTable.mark), False to keep cuts without limit.
+        bounded: True to forget a cut once 4 million ids have been removed or written since then
+            (SparseTable.mark), False to keep cuts until they are dropped.
     """
 
     def __init__(self, *, bounded: bool = False) -> None:
@@ -363,16 +363,19 @@ class DeltaBases:
         return [_frozen(table, marks.get(key)) for key, table in tables.items()]
 
     def last(self) -> Mapping[int, HistoryPoint]:
-        """Return the marks of the last known snapshot by table, or an empty mapping."""
+        """Return the point in each sparse table's history at the last known snapshot, by key.
+
+        Returns an empty mapping if no snapshot is known.
+        """
         return self._marks[max(self._marks)] if self._marks else {}
 
     def remember(self, tables: ShardTables, number: int) -> None:
-        """Mark all sparse tables for snapshot `number`, which is taken now."""
+        """Let all sparse tables record their changes from now on, because snapshot `number` is taken now."""
         marks = {key: table.mark(bounded=self._bounded) for key, table in tables.sparse()}
         self._marks[number] = marks
 
     def advance(self, tables: ShardTables, number: int) -> None:
-        """Mark all sparse tables for snapshot `number`, and drop all snapshots before the last one."""
+        """Do as `remember` for snapshot `number`, and forget all snapshots before the last one."""
         self.drop_before(tables, max(self._marks, default=0))
         self.remember(tables, number)
 
@@ -393,7 +396,7 @@ class DeltaBases:
         return {key: changed.get(key) for key in tables}
 
     def drop_before(self, tables: Mapping[int, Table], base: int) -> None:
-        """Drop all snapshots before `base`, the oldest one that deltas may still refer to. 0 drops all."""
+        """Forget the snapshots before `base`, the oldest that deltas may refer to. 0 forgets all of them."""
         for number in [n for n in self._marks if not 0 < base <= n]:
             for key, mark in self._marks.pop(number).items():
                 table = tables[key]

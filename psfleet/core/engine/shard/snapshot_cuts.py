@@ -21,10 +21,11 @@ class PendingCut:
         number: Number of the snapshot.
         round: Sync mode: round after which to take the snapshot. None while it is not known; no round closes
             then.
-        members: Other modes: for each seat (worker rank), the incarnation whose mark is awaited. None in sync
-            mode.
-        marks: For each seat, the last push in the snapshot.
-        addressed: For each seat, the last push up to its mark that was sent to this server.
+        members: Other modes: for each seat (worker rank), the incarnation (worker process) that is to mark
+            its last push in the snapshot. None in sync mode.
+        marks: For each seat that has done so, the number of its last push in the snapshot.
+        addressed: For each of these seats, the last of its pushes in the snapshot that was sent to this
+            server. It differs from the mark if the last push concerned other servers only.
         since: For a delta, number of the snapshot since which changes are needed. 0 for a full snapshot.
         remember: True if a later delta may need the changes since this snapshot.
     """
@@ -38,7 +39,7 @@ class PendingCut:
     remember: bool = False
 
     def check_round(self, last_closed: int, other_mode: str | None, server: int) -> None:
-        """Raise an error if some server can no longer take the snapshot after its round.
+        """Raise an error if it is too late to take the snapshot after its round.
 
         Args:
             last_closed: Last round that this server has closed.
@@ -90,10 +91,12 @@ class CutState:
     def mark_worker(
         self, number: int, worker: int, incarnation: int, last: int, addressed: int | None = None
     ) -> None:
-        """Record that the snapshot contains a worker's pushes up to `last`. A second mark is ignored.
+        """Record that the snapshot contains a worker's pushes up to `last` (the worker's *mark*).
+
+        A second mark of the worker is ignored.
 
         Args:
-            number: Number of the snapshot; a mark for another one is ignored.
+            number: Number of the snapshot. A mark for another snapshot is ignored.
             worker, incarnation: Rank of the worker, and number of its process.
             last: The worker's last push in the snapshot.
             addressed: The last push up to `last` that was sent to this server, or None if that is `last`.
@@ -116,7 +119,7 @@ class CutState:
         return self.last < number and (now is None or now.number != number)
 
     def holds_rounds(self, last_closed: int) -> bool:
-        """Return whether the round after `last_closed` must not close yet (sync mode)."""
+        """Return whether the round after `last_closed` must not close before the snapshot (sync mode)."""
         now = self.under_way
         return (
             now is not None
@@ -136,7 +139,7 @@ class CutState:
     def is_due(
         self, last_closed: int, sequences: Mapping[int, int], leavers: Iterable[int]
     ) -> bool:
-        """Return whether the snapshot is to be taken now.
+        """Return whether to take the snapshot now: after its round, or when all pushes in it have arrived.
 
         Args:
             last_closed: Last closed round.

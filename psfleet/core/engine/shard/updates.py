@@ -111,7 +111,7 @@ def _mean(gradients: Iterator[Floats]) -> Floats:
 def check_write_room(
     tables: ShardTables, parts: Sequence[PartState], held: Mapping[int, Push]
 ) -> None:
-    """Raise an error if the tables have no room for the rows of a write, in addition to the held pushes.
+    """Raise an error if the tables have no room for the rows of a write and of the pushes in `held`.
 
     Args:
         tables: Tables of the shard.
@@ -135,8 +135,8 @@ def plan_push_room(
         held: Pushes of the open round by seat (worker rank), or None if the mode has no rounds.
 
     Returns:
-        Bytes of all pushes that will wait for their round, and pairs of a table's key and the ids to evict
-        before the push.
+        The bytes of all pushes that will then wait for their round to close.
+        The rows to evict before the push, as pairs (key of a table, ids).
 
     Raises:
         UsageError: There is no room; nothing has changed.

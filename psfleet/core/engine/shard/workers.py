@@ -23,19 +23,22 @@ from psfleet.core.engine.shard.rounds import Rounds
 class Workers:
     """State of each worker in a shard. The mappings are by seat (worker rank).
 
+    An incarnation is one process that takes a seat. A view is a membership that the coordinator has decided.
+
     Attributes:
         server: Index of the shard's server, for messages.
         count: Number of seats in a fleet without views.
         incarnations: Number of the present incarnation.
         sequences: Last applied push of the incarnation (modes other than sync).
         writes: Number of the incarnation's last write.
-        positions: Position of the incarnation in its data.
+        positions: Position of the incarnation in its data after its last push (modes other than sync).
         progress: Last loop position of the incarnation's script that came with an accepted push.
         newest: Highest incarnation that has begun; it may have ended.
         base: Number of the last push before the latest mode switch. New incarnations number their pushes
             after it.
-        view: Number of the installed view, or 0 for none: incarnations then begin when they join.
-        promised: Number of the view for which the shard is frozen, or `view` if it is not.
+        view: Number of the installed view, or 0 in a fleet without views, where incarnations begin when they
+            join.
+        promised: Number of the view that was announced and not installed yet, or else `view`.
         frozen: True if the shard has just started and waits for a view.
         refused: Pairs of a seat and an incarnation that the next view ends.
         addressed: On server 0, the incarnation's last push that was sent to each server. A seat
@@ -81,11 +84,11 @@ class Workers:
             )
 
     def check_incarnation(self, worker: int, incarnation: int) -> None:
-        """Raise an error if a joining worker process (incarnation) has ended or is not in the view.
+        """Raise an error if a joining worker process (incarnation) has ended, or is not in the fleet.
 
         Raises:
             Fenced: The process has ended: a later process of the same rank has begun.
-            NotReady: The view does not contain the process yet; the caller tries again.
+            NotReady: The membership view does not contain the process yet; the caller tries again.
         """
         if self.has_views():
             self.admit(worker, incarnation)
@@ -96,11 +99,11 @@ class Workers:
             )
 
     def admit(self, worker: int, incarnation: int, *, leaves: bool = False) -> None:
-        """Refuse a caller whose incarnation has not begun here or has ended.
+        """Refuse a call of a worker process (incarnation) that has ended, or that is not known here yet.
 
         Args:
-            worker: Seat of the caller.
-            incarnation: Incarnation of the caller.
+            worker: Rank of the caller.
+            incarnation: Number of the caller's process among those of its rank.
             leaves: True if the call only reports that the worker has finished. Such a call of a known
                 incarnation is accepted even while the server waits for its first view, because a coordinator
                 that has ended never sends that view.
@@ -180,10 +183,12 @@ class Workers:
         return {seat: self.progress[seat] for seat in members if seat in self.progress}
 
     def last_pushes(self, marks: Mapping[int, int]) -> dict[int, tuple[int, int]]:
-        """Return for each worker rank its incarnation and its last push in a snapshot with these marks.
+        """Return for each worker rank the pair (incarnation, its last push in a snapshot).
 
-        The last push may be the mark itself, even if it was not sent to this server: a push that was not sent
-        here has no gradients for this server, so the tables contain it.
+        Args:
+            marks: For each worker that has named its last push in the snapshot, that push. It counts even if
+                it was not sent to this server: it then has no gradients for the server, so the tables
+                contain it.
         """
         return {
             seat: (incarnation, max(self.sequences[seat], marks.get(seat, 0)))
@@ -213,11 +218,11 @@ class Workers:
         self.addressed.clear()
 
     def ended_at(self, worker: int, last: int) -> None:
-        """Record that the worker makes no push after `last`, and that its pushes to this server are here."""
+        """Record that the worker makes no push after `last`, and that this server has all its pushes."""
         self.sequences[worker] = max(last, self.sequences[worker])
 
     def freeze(self, event: PrepareView) -> None:
-        """Stop closing rounds until a new view is installed, and refuse worker processes that it ends.
+        """Stop closing rounds until a new membership view is installed, and refuse processes that it ends.
 
         Raises:
             ProtocolError: A later view is installed or announced.
@@ -255,7 +260,7 @@ class Workers:
             )
 
     def install(self, event: InstallView) -> list[tuple[int, int]]:
-        """Adopt the worker processes (incarnations) of a view, and end those that are not in it.
+        """Adopt the worker processes (incarnations) of a membership view, and end those that are not in it.
 
         Returns:
             The new incarnations, as pairs (worker, incarnation); the caller begins them.

@@ -36,7 +36,7 @@ class AdmissionRule:
 
     Attributes:
         candidates: Ids that were pushed but have no row yet, or None if the rule does not need to remember
-            them. Candidates are part of snapshots, and expire as rows do.
+            such ids. Candidates are part of snapshots, and expire as rows do.
     """
 
     candidates: CandidateIds | None = None
@@ -59,7 +59,7 @@ _RULES: dict[type[Entry], Make] = {}
 
 
 def admits(entry: type[Entry]) -> Callable[[M], M]:
-    """Return a class decorator that registers an AdmissionRule for a type of entry.
+    """Return a class decorator that registers an AdmissionRule for an entry class such as CountFilterEntry.
 
     The class is later called with the entry, the table's definition and the number of servers.
     """
@@ -72,7 +72,7 @@ def admits(entry: type[Entry]) -> Callable[[M], M]:
 
 
 def admission_rule(spec: TableSpec, servers: int) -> AdmissionRule | None:
-    """Return the admission rule of the table's entry, or None if every id gets a row."""
+    """Return the rule that decides which new ids get a row of the table, or None if every id gets one."""
     parts = () if spec.entry is None else spec.entry.parts
     entry = next((part for part in parts if part.admits), None)
     return None if entry is None else _RULES[type(entry)](entry, spec, servers)
@@ -109,7 +109,7 @@ class AdmissionFilter:
 
     Args:
         index: Storage of the table's rows.
-        scan: Removes rows that are evicted.
+        scan: Object that removes the rows to evict.
         account: Row limit and memory of the table.
         rule: Rule for new ids, or None if every id gets a row.
         ranking: Order of evictions.
@@ -131,7 +131,7 @@ class AdmissionFilter:
 
     @property
     def admits_all(self) -> bool:
-        """True if the entry gives every id a row."""
+        """True if every id gets a row, as far as memory and the row limit allow."""
         return self._rule is None
 
     def check(
@@ -150,7 +150,7 @@ class AdmissionFilter:
         self._account.check_update(int(np.count_nonzero(mask)), new, unknown, written, evicted)
 
     def surplus(self, parts: Sequence[Ids], step: int) -> Ids:
-        """Return the ids to evict before an update of `parts`. SparseTable.surplus explains which."""
+        """Return the ids to evict, so that an update of `parts` has memory (see SparseTable.surplus)."""
         ids = ascending(parts)
         slots, _ = self._index.locate(ids)
         mask = self._rowed(ids, slots, step)

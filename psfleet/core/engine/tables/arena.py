@@ -56,7 +56,7 @@ def make_pages(populate: Callable[[int, int], object], start: int, end: int) -> 
 
 
 def _next() -> PageRequest | None:
-    """Return the next request, or None if the thread is to end.
+    """Return the next request for pages, or None if the queue is empty, so that the thread ends.
 
     `_runs` is cleared in the same critical section that finds the queue empty, so that a request that comes
     just after starts a new thread.

@@ -64,7 +64,7 @@ def set_rows(table: SparseTable, ids: Ids, weights: Floats, uses: int = 0) -> No
         table: Table to change.
         ids: int64 [n], without repeats.
         weights: float32 [n, dim].
-        uses: Frequency of the added rows, in a table that counts how often a row is used.
+        uses: Number of uses with which new rows begin, in a table that counts how often rows are used.
 
     Raises:
         UsageError: The table is full; nothing was changed.
@@ -95,7 +95,7 @@ def add_rows(table: SparseTable, ids: Ids, deltas: Floats) -> None:
 
 
 def check_room(table: DenseTable | SparseTable, columns: Mapping[str, NDArray[Any]]) -> None:
-    """Raise an error if the table has no room for the rows in these columns of a snapshot. Changes nothing.
+    """Raise an error if the table has no room for the rows in the `columns` (named arrays) of a snapshot.
 
     Raises:
         UsageError: There is no room.
@@ -111,9 +111,9 @@ def refill(
 
     Args:
         table: Table to change.
-        clock: Clock of the table in the snapshot.
-        columns: Columns by name. For a sparse table, they may contain rows, removed ids, candidates and
-            evictions, or some of these.
+        clock: Number of the table's updates in the snapshot, and the times of its shrinks.
+        columns: Columns by name. For a sparse table, they may contain rows, removed ids, candidates (ids
+            without a row yet) and evictions, or some of these.
 
     Raises:
         UsageError: The table is full, or the columns do not fit it; nothing was changed.

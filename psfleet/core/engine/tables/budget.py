@@ -61,9 +61,9 @@ class MemoryBudget:
         return self.limit - self.held - self.charged(besides=table)
 
     def charged(self, besides: str = "") -> int:
-        """Return the bytes that all tables except `besides` take, or will take after the present plan.
+        """Return the bytes that all tables except `besides` take.
 
-        A plan is made within a `with planning()` block.
+        Within a `with planning()` block, includes the growth that was checked there.
         """
         plans = self._plans
         totals = self._taken if plans is None else self._taken | plans
@@ -283,7 +283,7 @@ class MemoryAccount:
         Args:
             count: Number of rows that the update changes, including new rows.
             new: Ids that get a row in the update: int64 [n].
-            unknown: Number of ids without a row, including ids that only become candidates.
+            unknown: Number of ids without a row, including those that get none in this update (candidates).
             written: True if the rows are written or restored, False for a push.
             evicted: Number of rows that will be evicted before the update.
 

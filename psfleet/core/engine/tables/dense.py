@@ -30,7 +30,7 @@ class DenseTable:
         count: Number of weights in this part.
         device: Kind of memory that stores the part.
         bytes: Bytes of weights and optimizer state.
-        changed: Callback before each change.
+        changed: Function that is called before each change.
         device_bytes: The part of `bytes` that is on a GPU.
     """
 
@@ -79,9 +79,10 @@ class DenseTable:
             return [self._spread(plane) for plane in self._planes()]
 
     def part(self, start: int, end: int) -> tuple[int, Floats]:
-        """Return the number of updates so far, and positions `start` to `end` - 1 of the weights and state.
+        """Return the number of updates so far, and the weights and state of elements `start` to `end` - 1.
 
-        The values are float32 [1 + state values, end - start]; fewer columns if the part ends before `end`.
+        The values are float32 [1 + state values, end - start]. There are fewer columns if this server's part
+        of the table ends before `end`.
         """
         with self._lock:
             return self.step, np.stack(
@@ -129,7 +130,7 @@ class DenseTable:
             )
 
     def freeze(self) -> FrozenDenseTable:
-        """Return an image of the part as it is now. It can be read while training goes on."""
+        """Return an image of the part as it is now, for a snapshot. It can be read while training goes on."""
         with self._lock:
             arrays, step = FrozenArrays(self._planes, self._lock), self.step
             self._views.append(arrays)

@@ -72,7 +72,8 @@ class DiskRowMemory(HostRowMemory):
         max_rows: Largest number of rows in memory and file together.
         host: Host memory of all tables. The rows may use what other tables leave free, and at least LEAST
             bytes.
-        own: Budget of the rows of all tables on disk; it names the folder of the files.
+        own: Budget of disk space for the rows of all tables on disk. Its attribute `folder` is the folder of
+            the files.
     """
 
     def __init__(
@@ -220,9 +221,10 @@ class DiskRowMemory(HostRowMemory):
         self._own.charge(self._table, self.resident_bytes)
 
     def near(self, ids: Ids) -> Iterator[slice]:
-        """Yield slices of these ids, whose rows are in memory until the caller requests the next slice.
+        """Yield the ids in slices, and before each slice read its rows into memory.
 
-        The caller processes each slice, perhaps adding rows for new ids, before it requests the next slice.
+        The rows stay in memory until the caller requests the next slice. The caller may add rows for new ids
+        of the slice before.
         """
         # A slice takes at most a quarter of the slots in memory, so that its rows cannot displace each other:
         # rows leave memory only in `_make_room`, before the rows of the slice are read.
@@ -441,11 +443,11 @@ class DiskRowMemory(HostRowMemory):
 
     @override
     def listed(self, first: int, last: int, step: int) -> Listed:
-        """Return the rows of some segments that are in memory, and a part of the rows in the file.
+        """Return rows of segments (classes of ids) that are in memory, and a part of the rows in the file.
 
         Rows in the file are not listed by segment: each call lists an equal part of the file, in the file's
         order. Rows may move between memory and file between two calls, so a row can be listed twice or not at
-        all. That is safe: an image copies a row before it moves.
+        all. That is safe: the image of a snapshot in progress copies a row before the row moves.
         """
         ids, slots, steps = super().listed(first, last, step)
         near = slots < self._far

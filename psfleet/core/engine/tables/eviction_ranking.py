@@ -45,7 +45,7 @@ class EvictionRanking(Protocol):
         """
 
     def count_update(self, ids: Ids, step: int) -> None:
-        """Record that the update `step` includes these ids. Ids without a row are ignored."""
+        """Record that update number `step` includes these ids. Ids without a row are ignored."""
 
 
 def eviction_ranking(spec: TableSpec, index: RowMemory, place: int) -> EvictionRanking:
@@ -128,9 +128,9 @@ class ScoreRanking:
 
 
 def _ordered(score: float) -> int:
-    """Map a float32 score to a uint32 of the same order, as the kernels do: compare one to compare the other.
+    """Map a score, as float32, to a uint32. Of two scores, the smaller has the smaller uint32.
 
-    It flips the sign bit, or all bits if the score is negative.
+    Flips the sign bit, or all bits if the score is negative. The kernels do the same.
     """
     bits = int((np.array([score], np.float32) + np.float32(0)).view(np.uint32)[0])
     return bits ^ (0xFFFFFFFF if bits >> 31 else 0x80000000)

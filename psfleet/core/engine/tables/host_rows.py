@@ -196,7 +196,7 @@ class HostRowMemory(RowStore):
         return FIRST_CHUNKS << (FIRST_LEVEL - int(self._words[SHIFT]))
 
     def _most(self, rows: int) -> list[int]:
-        """Return the bytes of each address range for this many rows, even if all hashes are similar."""
+        """Return the bytes to reserve in each address range for `rows` rows, enough for any ids."""
         chunks = rows * _LINES // CHUNK_LINES + 16
         return self._sizes(rows + 1, chunks, LARGEST_DIRECTORY * chunks)
 
@@ -415,7 +415,10 @@ class HostScores:
         return keys[: self._rank(step, least, most, keys)]
 
     def listed(self, step: int, least: int, most: int, count: int) -> tuple[Ids, Keys]:
-        """Return ids and keys of the rows that `keys` selects. `count` is the number of these rows."""
+        """Return ids and eviction keys of the rows that `keys` selects. `count` is the number of these rows.
+
+        Rows with low keys are evicted first.
+        """
         ids, keys = np.empty(count, np.int64), np.empty(count, np.uint64)
         if count:
             self._rank(step, least, most, keys, ids)

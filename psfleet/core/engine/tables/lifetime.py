@@ -33,7 +33,7 @@ def segments_due(step: int, ttl: int) -> tuple[int, int]:
 
 
 class RowLifetime:
-    """Expiry and shrinking of one table's rows and candidates. Not thread-safe.
+    """Expiry and shrinking of one table's rows and candidates (ids without a row yet). Not thread-safe.
 
     In each method, `step` is the number of the table's last update. SparseTable has methods of the same
     names, which explain the arguments.
@@ -110,7 +110,7 @@ class RowLifetime:
         return TableClock(step, self._shrinks, self._ticks)
 
     def set_clock(self, clock: TableClock, step: int) -> None:
-        """Set the clock to a value of a snapshot.
+        """Set the clock (number of updates, times of shrinks) to a value of a snapshot.
 
         Args:
             clock: New clock.

@@ -179,8 +179,8 @@ class MemoryChoice:
     Attributes:
         default: Kind of memory for tables whose definition names no device.
         has_devices: True if this process may use a GPU. Only servers and embedded training may.
-        limits: Largest number of bytes for all tables together, by kind of memory. If a kind has no entry
-            here, or 0, its own default limit applies.
+        limits: Maps a kind of memory to the largest number of bytes for all tables together. For a kind that
+            is missing or has 0, the default limit of the kind applies.
         is_auto: True if tables whose definition names no device may go to host memory when the default kind
             of memory is full.
         folder: Folder for rows on disk, or empty if there is none.

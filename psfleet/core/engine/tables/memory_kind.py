@@ -62,7 +62,7 @@ class DenseMemory(Protocol):
 
 
 class HostDenseMemory:
-    """Planes of a dense table in host memory. `MemoryKind.dense` explains the arguments."""
+    """Weights and optimizer state of a dense table, in host memory. `MemoryKind.dense` has the arguments."""
 
     def __init__(self, spec: TableSpec, value: Floats, width: int) -> None:
         rule, decay, count = spec.rule, spec.decay, len(value)

@@ -64,8 +64,8 @@ class CandidateData:
 
     Attributes:
         ids: Ids of the candidates: int64 [n], ascending.
-        values: Values that the table's entry stores for each id (Entry.candidate), by name: int64 or float32
-            [n].
+        values: Values that the table's admission rule stores for each id (Entry.candidate), by name: int64 or
+            float32 [n].
         touched: Step of each id's last push: int64 [n].
     """
 
@@ -84,8 +84,8 @@ class TableClock:
     Attributes:
         step: Number of updates of the table so far.
         shrinks: Steps of the table at its last calls of `shrink`, ascending.
-        ticks: Pairs of a time in seconds and the table's step at that time, both ascending. For tables whose
-            rows expire after a time.
+        ticks: Pairs (time in seconds, number of updates until then), ascending. Only for tables whose rows
+            expire after a time.
     """
 
     step: int = 0
@@ -94,9 +94,9 @@ class TableClock:
 
 
 def furthest(clocks: Iterable[TableClock]) -> TableClock:
-    """Return the clock that is furthest ahead, among the clocks of a table's parts on several servers.
+    """Return the clock with the most updates, among the clocks of a table's parts on several servers.
 
-    Compares the number of updates first, then shrinks, then times.
+    Of equal numbers of updates, compares the shrinks and then the times.
     """
     return max(clocks, key=lambda clock: (clock.step, clock.shrinks, clock.ticks))
 
@@ -106,11 +106,12 @@ class HistoryPoint:
     """Mark in a table's history, made by `SparseTable.mark` and valid for that table only.
 
     Attributes:
-        era: Number of times that the table's step had been set before. Steps of rows can be compared with
-            `step` only in the same era.
+        era: Number of times that the table's step (number of updates) had been set before, as when a snapshot
+            is loaded. Steps of rows can be compared with `step` only in the same era.
         step: Step of the table at the mark.
-        event: Number of the next event of the ChangeHistory.
-        evicted: Point of the eviction stream (EvictionStream.point), or None without a stream.
+        event: Number of the next removal or direct write of rows, as ChangeHistory counts them.
+        evicted: Position in the table's record of evictions (EvictionStream.point), or None if it records
+            none.
         bounded: True if the mark is given up when too many rows are removed.
     """
 
@@ -123,12 +124,13 @@ class HistoryPoint:
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """Changes of a table since a mark.
+    """Changes of a table since a mark, an earlier point in its history.
 
     Attributes:
         ids: Ids of rows that are new or may have changed: int64 [n], ascending.
         removed: Ids of rows that were removed since the mark and do not exist now: int64 [m], ascending.
-        evicted: Point of the eviction stream at the mark (EvictionStream.point), or None without a stream.
+        evicted: Position in the table's record of evictions at the mark (EvictionStream.point), or None if it
+            records none.
     """
 
     ids: Ids = field(default_factory=_none)
@@ -141,10 +143,10 @@ _ROWS, _TOUCHED, _SCORES = "rows", "touched", "scores"
 
 @dataclass(frozen=True)
 class ColumnGroup:
-    """Columns of equal length that appear in a file together.
+    """Columns (named arrays) of equal length that appear in a snapshot's file together.
 
     Attributes:
-        entries: Dtype of each column and the shape of one entry.
+        entries: Maps the name of a column to its dtype and the shape of one of its entries.
         need: "always" if every file has the columns, or "if there are any" if the columns are left out when
             they would be empty.
         length: Length of each column, or None if it varies.
@@ -155,12 +157,12 @@ class ColumnGroup:
     length: int | None = None
 
     def sized(self, count: int) -> Columns:
-        """Return dtype and shape of each column for `count` entries."""
+        """Return the dtype and the shape of each column if the columns have `count` entries."""
         return {name: (dtype, (count, *shape)) for name, (dtype, shape) in self.entries.items()}
 
 
 def column_groups(spec: TableSpec) -> Sequence[ColumnGroup]:
-    """Return all columns that a snapshot file may have for the table."""
+    """Return all columns (named arrays) that a snapshot file may have for the table, in groups."""
     if spec.kind == "dense":
         return [ColumnGroup(dict.fromkeys(spec.slot_names, (np.float32, ())))]
     *stream, position = EVICTED
@@ -178,7 +180,7 @@ def column_groups(spec: TableSpec) -> Sequence[ColumnGroup]:
 
 
 def column_of(spec: TableSpec, columns: Mapping[str, Column], name: str) -> Column:
-    """Return the column of this name.
+    """Return the column (array) of this name from a snapshot.
 
     Raises:
         ShapeError: The column is missing.

@@ -81,10 +81,7 @@ class RowMemory(ABC):
     @property
     @abstractmethod
     def spare(self) -> int:
-        """Number of rows that can certainly be added.
-
-        There may be room for more; this bound is cheap to compute.
-        """
+        """Lower bound of the number of rows that can be added. Cheap to compute."""
 
     @property
     @abstractmethod
@@ -136,7 +133,8 @@ class RowMemory(ABC):
             ids: int64 [n].
 
         Returns:
-            Slots: int64 [n], 0 for an id without a row. Number of ids without a row.
+            The slot of each id: int64 [n], 0 for an id without a row.
+            The number of ids without a row.
         """
 
     @abstractmethod
@@ -158,7 +156,9 @@ class RowMemory(ABC):
 
     @abstractmethod
     def recall(self, ids: Ids, step: int) -> Listed:
-        """Return ids, slots (positions) and steps of the last push. Both are 0 for an id without a row.
+        """Return the ids, their slots (row positions) and the steps of their last pushes.
+
+        Slot and step are 0 for an id without a row.
 
         Args:
             ids: int64 [n].
@@ -272,18 +272,15 @@ class RowMemory(ABC):
 
 
 class RowView(Protocol):
-    """Image of one memory for a snapshot in progress (row_snapshot.FrozenRows).
-
-    It copies rows before they change.
-    """
+    """Image of the rows in one memory, for a snapshot in progress. It copies rows before they change."""
 
     def keep(self, ids: Ids) -> None:
-        """Copy the rows of these ids. The caller holds the table's lock."""
+        """Copy the rows of these ids before they change. The caller holds the table's lock."""
 
     def keep_segments(self, first: int, last: int) -> None:
-        """Copy all rows of segments `first` to `last` - 1, classes of ids.
+        """Copy all rows of segments `first` to `last` - 1 before they change. The table's lock is held.
 
-        The caller holds the table's lock.
+        A segment is a class of ids, chosen by their hash.
         """
 
 
@@ -376,7 +373,7 @@ class RowLimits(NamedTuple):
             spec: Definition of the table.
             row_width: Number of float32 values in a row with its optimizer state.
             servers: Number of servers that share the rows.
-            most: Limit for one server's part, even if the entry allows more.
+            most: Limit for one server's part, even if the CapacityEntry allows more.
         """
         capacity = part_of(spec.entry, CapacityEntry)
         if capacity is None:

@@ -29,8 +29,9 @@ Column = NDArray[Any]
 class EvictionStream:
     """Ring buffer of the last evictions of a table, each with id, step and cause. Not thread-safe.
 
-    Evictions are numbered by position. Positions and their content follow only from the table's updates. So a
-    server that replays its log has the same stream again, and readers continue at their position.
+    Evictions are numbered from 0. The number of an eviction is its *position*, and follows from the table's
+    updates alone. So a server that replays its log has the same stream again, and readers continue at their
+    position.
 
     Args:
         table: Name of the table, for messages.
@@ -67,10 +68,12 @@ class EvictionStream:
         self._ids[positions], self._steps[positions], self._causes[positions] = ids, step, cause
 
     def read(self, position: int, limit: int) -> EvictedIds:
-        """Return up to `limit` evictions from `position` on, and the number of lost ones before them.
+        """Return up to `limit` evictions from number `position` on.
+
+        The result says how many of them are no longer stored (`missed`).
 
         Raises:
-            UsageError: The stream has not reached this position.
+            UsageError: The stream has fewer evictions than `position`.
         """
         if not 0 <= position <= self.next:
             raise UsageError(
@@ -87,11 +90,11 @@ class EvictionStream:
 
     @property
     def point(self) -> tuple[int, int]:
-        """Present position in the stream. Pass it to `columns` later, to get the evictions since."""
+        """The present end of the stream. Pass it to `columns` later, to get the evictions since then."""
         return self._sets, self.next
 
     def columns(self, since: tuple[int, int] | None = None) -> dict[str, Column]:
-        """Return the stored evictions as columns of a snapshot.
+        """Return the stored evictions as columns (named arrays) of a snapshot.
 
         Args:
             since: Point of the stream at an earlier snapshot, to leave out evictions that are in that
@@ -131,10 +134,10 @@ class EvictionStream:
 
 @dataclass
 class ChangeHistory:
-    """Removals and direct writes of rows since the oldest mark. Nothing is recorded while there are no marks.
+    """Removals and direct writes of a table's rows, recorded while somebody may ask for changes.
 
-    An event is one removal or one write of any number of rows. Events are numbered, and a mark is the number
-    of the event that comes next.
+    An event is one removal or one write of any number of rows. Events are numbered. A mark is the number of
+    the event that comes next. Events are kept from the oldest mark on.
 
     Attributes:
         era: Number of times that the table's step was set. Steps of rows from different eras cannot be
@@ -160,13 +163,16 @@ class ChangeHistory:
         return bool(self.marks or self.bounded)
 
     def mark(self, *, bounded: bool = False) -> int:
-        """Add a mark at the present point; return the number of the next event."""
+        """Record removals and writes from now on. Returns the mark to pass to `since` and `release`.
+
+        The mark is the number of the next event.
+        """
         event = self.first + len(self._removed)
         (self.bounded if bounded else self.marks).append(event)
         return event
 
     def release(self, event: int, *, bounded: bool = False) -> None:
-        """Release a mark, and drop events that no other mark needs.
+        """Release a mark, and drop the removals and writes that no other mark needs.
 
         A bounded mark may have been given up before.
         """
@@ -209,7 +215,7 @@ class RowScan:
     Args:
         index: Storage of the table's rows.
         rests: True if every update changes every row (TableSpec.every_row).
-        stream: Stream that records evicted rows, or None if the table's entry has none.
+        stream: Object that records evictions, or None if the table records none.
 
     Attributes:
         dropped: Number of rows removed so far, for metrics.
@@ -256,7 +262,7 @@ class RowScan:
         self.changed(ids)
 
     def updated(self, ids: Ids, step: int) -> None:
-        """Notify the followers which ids this update has changed."""
+        """Record for followers (processes with a copy of the weights) which ids this update has changed."""
         if self._rests:
             self.changed(None)
         else:
@@ -268,7 +274,10 @@ class RowScan:
         return mask
 
     def restamped(self) -> None:
-        """Begin a new era after the table's step was set: rows' steps cannot be compared with older marks."""
+        """Begin a new era after the table's number of updates was set.
+
+        The steps of rows' last pushes can then not be compared with marks of earlier eras.
+        """
         self._history.era += 1
         self.changed(None)
 
@@ -287,11 +296,11 @@ class RowScan:
         return HistoryPoint(self._history.era, step, event, point, bounded)
 
     def before(self, step: int) -> HistoryPoint:
-        """Return a mark just before the update of this step, for `pushed_since` only."""
+        """Return a mark in the table's history just before update `step`, valid for `pushed_since` only."""
         return HistoryPoint(self._history.era, step - 1, 0)
 
     def has_history_since(self, mark: HistoryPoint) -> bool:
-        """Return whether the history still reaches back to this mark.
+        """Return whether all removals and direct writes since this mark are still known.
 
         A bounded mark may have been given up.
         """

@@ -103,7 +103,9 @@ class FrozenRows:
             self._keep(self._rows.recall(ids, self._step()))
 
     def keep_segments(self, first: int, last: int) -> None:
-        """Copy the unread rows of a range of segments before they change. The caller holds the lock.
+        """Copy the unread rows of a range of segments (classes of ids) before the rows change.
+
+        The caller holds the lock of the table.
 
         Args:
             first: First segment: a class of ids, chosen by their hash.
@@ -151,9 +153,9 @@ class FrozenRows:
             self._kept.append((ids, self._rows.gather(slots), steps))
 
     def _claim(self, rows: Listed) -> Listed:
-        """Return those of these rows whose bit was set, and clear the bits.
+        """Return those of these rows that are unread, and clear their bits.
 
-        Rows in slots added later are left out.
+        Rows in slots that were added after the image was made are left out.
         """
         count = len(rows[0])
         ids, slots, steps = (np.empty(count, np.int64) for _ in range(3))
@@ -214,7 +216,7 @@ class FrozenTable(Protocol):
     @property
     def clock(self) -> TableClock: ...
     def columns(self) -> Columns:
-        """Return name, dtype and shape of the columns that `pages` fills."""
+        """Return name, dtype and shape of the columns (arrays) of the snapshot that `pages` fills."""
 
     def pages(self) -> Iterator[Mapping[str, NDArray[Any]]]:
         """Yield parts of columns by name. Each part continues its column after the part before."""
@@ -228,7 +230,7 @@ class FrozenSparseTable:
 
     Args:
         spec: Definition of the table.
-        clock: Clock of the table when the image was made.
+        clock: Clock of the table (number of updates, times of shrinks) when the image was made.
         rows: Image of each memory that stores rows of the table.
         candidates: Ids that have not yet been pushed often enough to get a row.
         removals: Ids removed since the snapshot that a delta is based on, or None for a full snapshot.

@@ -52,17 +52,19 @@ Floats = NDArray[np.float32]
 
 
 class SparseTable:
-    """Rows by id. A push adds a row for a new id; the table's entry says which rows are removed. Thread-safe.
+    """Rows by id. A push adds rows for new ids. Thread-safe.
+
+    The `entry` of the table's definition may limit which ids get a row, and says which rows are removed.
 
     Attributes:
         spec: Definition of the table.
         step: Number of updates of the table so far.
         device: Kind of memory that stores the rows.
         traffic: Counts of rows that were read and updated, for metrics.
-        scan: Ordered scans of the rows, and the changes since a mark.
+        scan: Ordered scans of the rows, and the changes since an earlier point in the table's history.
         paging: Counts of rows read from the disk and written to it, for metrics, or None if no row is on
             disk.
-        evictions: The most recently evicted ids, or None if the entry has no EvictionStreamEntry.
+        evictions: The most recently evicted ids, or None if `entry` has no EvictionStreamEntry.
     """
 
     def __init__(
@@ -78,9 +80,9 @@ class SparseTable:
 
         Args:
             spec: Definition of the table.
-            max_rows: Largest number of rows in this server's part, even if the entry allows more.
-            servers: Number of servers that the table is divided among. Limits of the entry apply to all
-                together.
+            max_rows: Largest number of rows in this server's part, even if a CapacityEntry allows more.
+            servers: Number of servers that the table is divided among. The limits of a CapacityEntry apply to
+                all of them together.
             budget: Host memory that this table shares with the server's other tables, or None for no limit.
             device: Kind of memory that stores the rows.
             device_budget: Memory of the device that this table shares with other tables, or None for no
@@ -118,7 +120,10 @@ class SparseTable:
 
     @property
     def bytes(self) -> int:
-        """Bytes that the table takes: rows with optimizer state, index, candidates, recorded evictions."""
+        """Bytes that the table takes: rows with optimizer state, index, recorded evictions, and candidates.
+
+        Candidates are ids that were pushed but have no row yet.
+        """
         waiting = 0 if self._waiting is None else self._waiting.index.bytes
         return self._index.bytes + waiting + self._stream_bytes
 
@@ -165,7 +170,8 @@ class SparseTable:
     def push(self, ids: Ids, gradients: Floats, learning_rate: float) -> None:
         """Update the rows of these ids.
 
-        New ids that the entry admits get a row with their initial values first.
+        New ids get a row with their initial values first, unless the table's definition (its `entry`) does
+        not admit them.
 
         Shapes are not checked here, because `ShardTables.check_gradient` has checked them before.
 
@@ -239,13 +245,12 @@ class SparseTable:
     def check_room(self, parts: Sequence[Ids], written: bool = False, evicted: int = 0) -> None:
         """Raise an error if the table cannot take all these ids in its next update. Changes nothing.
 
-        An id that appears in several parts counts once. Ids that have a row, and ids that the entry would not
-        admit, need no room.
+        An id that appears in several parts counts once. Ids that have a row, and ids that would not get one
+        (by the `entry` of the table's definition), need no room.
 
         Args:
             parts: Ids of the update.
-            written: True if the rows are written or restored instead of pushed; the entry then admits every
-                id.
+            written: True if the rows are written or restored instead of pushed. Every id then gets a row.
             evicted: Number of rows that the caller will evict before the update (result of `surplus`).
 
         Raises:
@@ -323,7 +328,7 @@ class SparseTable:
             return self.scan.drop(first, self.step, EvictionCause.CAPACITY)
 
     def evicted(self, position: int, limit: int) -> EvictedIds:
-        """Return up to `limit` recorded evictions, beginning at a position in the list of all evictions.
+        """Return up to `limit` recorded evictions, from number `position` on, counted from 0 over all time.
 
         Raises:
             UsageError: The table records no evictions, or it has not reached this position yet.
@@ -354,11 +359,11 @@ class SparseTable:
         """Remove rows with a low score and rows not pushed for long; return the number of removed rows.
 
         Args:
-            threshold: Rows with a lower score are removed. None means the threshold of the entry in a table
-                that counts shows and clicks; with an eviction policy that has scores, None removes no row by
-                score. In a table without scores, this is used as `unseen`.
+            threshold: Rows with a lower score are removed. None means the `delete_threshold` of the table's
+                ShowClickEntry; with an eviction policy that has scores, None removes no row by score. In a
+                table without scores, this is used as `unseen`.
             unseen: Rows that no push has updated since this many shrinks ago are removed. None means the
-                `delete_after_unseen` of the entry; if the entry has none, no row is removed by age.
+                `delete_after_unseen` of the table's ShowClickEntry, or without one removes no row by age.
         """
         with self._lock:
             return self._lifetime.shrink(threshold, unseen, self.step)
@@ -377,7 +382,7 @@ class SparseTable:
         Args:
             first: First segment.
             last: Segment after the last.
-            since: Mark (result of `mark`) to return only rows updated after it, or None for all rows.
+            since: Result of `mark`, to return only rows updated after that call, or None for all rows.
         """
         with self._lock:
             return self.scan.pushed_since(since, self.step, (first, last))
@@ -525,7 +530,10 @@ class SparseTable:
             return self.scan.changed_since(mark, self.step)
 
     def set_since(self, mark: HistoryPoint) -> tuple[Ids, Ids]:
-        """Return the ids of rows that `write` has set since a mark, and the ids of rows removed since."""
+        """Return two arrays of ids: the rows that `write` has set since the mark, and the rows removed since.
+
+        A mark is a result of the method `mark`.
+        """
         with self._lock:
             return self.scan.set_since(mark)
 

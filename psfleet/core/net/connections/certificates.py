@@ -41,7 +41,8 @@ def make_credentials(folder: str | Path, days: float = CERTIFICATE_DAYS) -> dict
         days: Days until the certificates expire.
 
     Returns:
-        Folder of each role by its name. A process of the role names it in PSFLEET_TLS.
+        Maps the name of each role to the role's folder. A process of the role gets this folder in
+        PSFLEET_TLS.
 
     Raises:
         ConfigError: The folder cannot be written, or `days` is out of range.

@@ -165,7 +165,9 @@ def error_of(error: grpc.RpcError, server: str, question: str = "") -> PsfleetEr
 def error_named(
     name: str, code: grpc.StatusCode, details: str, server: str, question: str = ""
 ) -> PsfleetError:
-    """Return an error of the class that the server has named, or else of the class that fits the status code.
+    """Return the psfleet error for a failed call: of the class that the server has named, if it named one.
+
+    Otherwise the status code decides the class.
 
     Args:
         name: Name of the class from the trailing metadata, or empty.

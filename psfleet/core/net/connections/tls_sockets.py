@@ -57,7 +57,7 @@ def connected(endpoint: str, seconds: float) -> socket.socket:
 
 
 def closes_at_once(endpoint: str, *, tls: bool = False) -> bool:
-    """Return whether a server accepts a connection and closes it at once, as it does if it has too many.
+    """Return whether a server accepts a connection and closes it at once, as if it had too many connections.
 
     A server that keeps the connection sends its first byte, or with TLS its reply to the handshake.
 
@@ -76,7 +76,7 @@ def is_silent(endpoint: str, *, tls: bool = False) -> bool:
 
     Args:
         endpoint: `unix:/path` or `host:port`.
-            tls: True to begin a TLS handshake.
+        tls: True to begin a TLS handshake.
     """
     try:
         return _first(endpoint, tls) is None
@@ -251,7 +251,7 @@ class _TlsConversation:
         self.end = context.wrap_bio(self._incoming, self._outgoing, server_hostname=SERVER_NAME)
 
     def take(self, step: Callable[[], object]) -> object:
-        """Call a method of `end` until it completes, and move bytes between OpenSSL and the socket."""
+        """Call a TLS method until it completes, and meanwhile move bytes between OpenSSL and the socket."""
         while True:
             try:
                 result = step()

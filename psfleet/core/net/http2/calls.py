@@ -62,7 +62,7 @@ class StreamState:
         unwanted: True if arriving bytes are skipped, because the request is not gRPC.
         closed: True once this end must not send on the stream.
         content: The message, once `is_whole`.
-        length: Length from the message's prefix, or -1 until the prefix has arrived.
+        length: Length of the message as its gRPC prefix announces it, or -1 until the prefix has arrived.
     """
 
     received = 0
@@ -87,7 +87,7 @@ class StreamState:
 
     @property
     def missing(self) -> int:
-        """Bytes until the prefix is complete, or after that until the message is, down to 0."""
+        """Number of bytes that are missing: of the prefix until it is complete, and then of the message."""
         return _PREFIX - len(self._prefix) or self.length - self._filled
 
     def begin_next(self) -> None:
@@ -172,8 +172,8 @@ class InboundMessages:
         """Register a call whose message is about to arrive.
 
         Raises:
-            LimitExceeded: The connection has its maximum of such calls, or the server has and no other
-                connection has more calls.
+            LimitExceeded: The connection has its maximum of such calls. Or all connections together have
+                theirs, and no other connection has more such calls than this one.
         """
         with self._lock:
             in_flight = len(self._calls.get(connection, ()))

@@ -207,7 +207,7 @@ class ConnectionAdmission:
         return True
 
     def _go_on(self, arrival: OpenConnection) -> None:
-        """Continue a connection's handshake with the bytes that have arrived."""
+        """Continue the TLS handshake of a connection with the bytes that have arrived."""
         try:
             if arrival.transport is None:
                 # Peek first: a transport is made only for a connection that has sent something.
@@ -296,7 +296,7 @@ class UnauthenticatedConnection:
     """A connection that has made no permitted call yet (a *stranger*), described for `surplus`.
 
     Attributes:
-        number: Index in the caller's list of connections.
+        number: Index of the connection in the caller's list.
         address: Address of the other end, as `network_of` returns it.
         since: Time at which the connection was accepted (time.monotonic).
         silent: True if the other end has sent nothing although it had the time to.

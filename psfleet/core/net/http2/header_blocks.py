@@ -182,7 +182,7 @@ class HeaderReader:
         return headers, headers.get("grpc-timeout", "") + timeout.decode("ascii")
 
     def knows(self, block: bytes) -> bool:
-        """Return whether `read` has remembered the headers of this block. Its timeout may be another one."""
+        """Return whether `read` has seen a block with the same headers, apart from the timeout."""
         return split_timeout(block)[0] in self._known
 
     def _decode(self, block: bytes) -> dict[str, str]:

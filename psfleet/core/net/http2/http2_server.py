@@ -89,9 +89,9 @@ class Http2Server:
             peer.thread.join()
 
     def _say_goodbye(self, newest: int | None) -> None:
-        """Tell each client the last stream that is served.
+        """Tell each client the number of the last stream that the server still serves.
 
-        None for `newest` means the last one it has used.
+        `newest`: Number to send to all clients, or None to send to each the last stream that it has used.
         """
         with self._lock:
             for peer in self._peers:

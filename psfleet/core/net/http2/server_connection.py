@@ -94,7 +94,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
 
     Attributes:
         is_authenticated: True once the client has made a permitted call.
-        later: Functions to call when no further whole frame has arrived. The connection's thread calls them.
+        later: Functions that the connection's thread calls once its buffer has no further whole frame.
     """
 
     def __init__(

@@ -119,8 +119,8 @@ class CudaUpdate:
         """Update dense arrays in place.
 
         Args:
-            values: Weights, float32 [n], then each slot: float32 [n], or [units] if the unit shares it.
-                Arrays of the device.
+            values: Weights, float32 [n], then each slot (state value): float32 [n], or [units] if all weights
+                of a unit share the value. Arrays of the device.
             gradient: Gradient, float32 [n], an array of the device.
             width: Number of weights of a unit.
             scalars: Numbers of the batch, from `rule_source.scalars_of`.
@@ -144,7 +144,7 @@ class CudaUpdate:
         self._run(len(rows), self._dim, self._turn(step), gradient, [rows, table], scalars)
 
     def _turn(self, step: int) -> int:
-        """Return the number of the slot whose turn it is (`Rule.turns`)."""
+        """Return the number of the slot (state value) that this step updates, if slots take turns."""
         return (step - 1) % self._rule.turns if self._rule.turns else 0
 
     def _run(

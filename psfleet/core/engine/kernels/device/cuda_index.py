@@ -37,7 +37,7 @@ SEGMENT = uint64(56)  # number of bits below the bits that choose the segment
 
 @device_function
 def entry_of(keys, bases, masks, hash_):
-    """Return the entry of a hash, or the free entry where the search for an unknown hash ends."""
+    """Return the index entry that has a hash, or the free entry where the search for an unknown hash ends."""
     entry = int64(0)
     if hash_ != NONE:
         segment = int64(hash_ >> SEGMENT)
@@ -50,7 +50,7 @@ def entry_of(keys, bases, masks, hash_):
 
 @device_function
 def claimed(keys, bases, masks, hash_):
-    """Return the entry of a hash; if it has none, write it to a free entry first."""
+    """Return the index entry that has a hash. If no entry has it, write the hash to a free entry first."""
     entry = int64(0)
     if hash_ != NONE:
         segment = int64(hash_ >> SEGMENT)
@@ -65,7 +65,7 @@ def claimed(keys, bases, masks, hash_):
 
 @device_function
 def age_of(step, stamp):
-    """Return the number of steps since a stamp, as psfleet.core.engine.kernels.hash_index.age_of does."""
+    """Return the number of steps since a stamp (lower 32 bits of a step); see `age_of` of hash_index.py."""
     age = (int64(step) - int64(stamp)) & 0xFFFFFFFF
     return int64(0) if age >= 3 << 30 else age
 
@@ -88,11 +88,11 @@ def find(
     last_steps,
     new,
 ):
-    """Write the slot of each id and the step of its last push, or 0 and 0 for an unknown id.
+    """Write the slot (row number) of each id and the step of its last push, or 0 and 0 for an unknown id.
 
-    ids: int64 [n]. row_slots, last_steps: int64 [n], written. now: the table's step. touches: True if the
-    rows are stamped as pushed: all at `step`, or row i at steps[i] if `many`. new: int64 [segments], whose
-    entries grow by the number of unknown ids of each segment.
+    ids: int64 [n]. row_slots, last_steps: int64 [n], written. now: the table's step. touches: True to stamp
+    the rows as pushed: all rows at `step`, or row i at steps[i] if `many` is true. new: int64 [segments],
+    added to: the number of unknown ids of each segment (class of ids with the same top byte of the hash).
     """
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
         hash_ = mix(ids[i])
@@ -128,7 +128,7 @@ def add(
     fresh,
     counter,
 ):
-    """Add the ids that `find` has not found, giving each a slot: first free slots, then unused ones.
+    """Give a slot (row number) to each id that `find` has not found: first free slots, then unused ones.
 
         number k of the new ids    k < free_count:  free[free_count - 1 - k]
                                    otherwise:       unused + k - free_count
@@ -152,9 +152,10 @@ def add(
 
 @cuda.jit
 def forget(keys, slots, stamps, bases, masks, ids, n, free, free_count, counter):
-    """Remove ids, which may be repeated, and append their slots to `free`, which has `free_count` slots.
+    """Remove ids, which may be repeated, and append their slots (row numbers) to the list `free`.
 
-    counter: int64 [1], 0 at first, written: the number of removed rows.
+    free_count: number of slots in `free` before the call. counter: int64 [1], 0 at first, written: the
+    number of removed rows.
     """
     # The atomic exchange returns the slot to one thread only, so a repeated id frees its row once.
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
@@ -168,9 +169,10 @@ def forget(keys, slots, stamps, bases, masks, ids, n, free, free_count, counter)
 
 @cuda.jit
 def rebuild(keys, slots, stamps, bases, masks, entries, new_keys, new_slots, new_stamps):
-    """Insert all rows into a new, empty index, whose segments `bases` and `masks` describe.
+    """Insert all rows into a new, empty index.
 
-    entries: number of entries of the old index, in keys, slots and stamps.
+    bases, masks: position and size of each segment (range of entries) of the new index. entries: number of
+    entries of the old index, in keys, slots and stamps.
     """
     for old in range(cuda.grid(1), entries, cuda.gridsize(1)):
         if slots[old] != 0 and slots[old] != DEAD:
@@ -181,7 +183,10 @@ def rebuild(keys, slots, stamps, bases, masks, entries, new_keys, new_slots, new
 
 @cuda.jit
 def count_entries(keys, slots, entries, live):
-    """Count the rows of each segment: live, int64 [segments], 0 at first."""
+    """Count the rows of each segment, a class of ids with the same top byte of the hash.
+
+    live: int64 [segments], 0 at first, written: the counts.
+    """
     for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
         if slots[entry] != 0 and slots[entry] != DEAD:
             cuda.atomic.add(live, int64(keys[entry] >> SEGMENT), 1)
@@ -189,10 +194,10 @@ def count_entries(keys, slots, entries, live):
 
 @cuda.jit
 def collect(keys, slots, stamps, first, last, step, least, most, hashes, out_slots, ages, count):
-    """Write hash, slot and age of rows in entries `first` to `last` - 1.
+    """Write hash, slot (row number) and age of rows in the index entries `first` to `last` - 1.
 
-    Only rows with an age of `least` to `most` steps are written, in undefined order. count: int64 [1], 0 at
-    first, written: the number of these rows.
+    The age is the number of steps since the row's last push. Only rows with an age of `least` to `most` are
+    written, in undefined order. count: int64 [1], 0 at first, written: the number of these rows.
     """
     for entry in range(first + cuda.grid(1), last, cuda.gridsize(1)):
         slot = int64(slots[entry])
@@ -207,7 +212,10 @@ def collect(keys, slots, stamps, first, last, step, least, most, hashes, out_slo
 
 @cuda.jit
 def histogram(slots, stamps, entries, step, shift, bins, counts):
-    """Count rows by age: counts[age >> shift]. The last bin also counts all older rows."""
+    """Count rows by age, the steps since the last push: counts[age >> shift].
+
+    The last bin also counts all older rows.
+    """
     for entry in range(cuda.grid(1), entries, cuda.gridsize(1)):
         if slots[entry] != 0 and slots[entry] != DEAD:
             cuda.atomic.add(counts, min(age_of(step, stamps[entry]) >> shift, bins - 1), 1)
@@ -215,7 +223,7 @@ def histogram(slots, stamps, entries, step, shift, bins, counts):
 
 @cuda.jit
 def restamp(stamps, entries, old, new):
-    """Rewrite all stamps when the table's step changes from `old` to `new`.
+    """Rewrite all stamps (low bits of the steps of last pushes) when the table's step becomes `new`.
 
     Each row keeps the step of its last push, as `restamp` of sources/index.py does.
     """
@@ -229,7 +237,7 @@ def restamp(stamps, entries, old, new):
 def decay(
     keys, slots, entries, rows, stride, place, factor, worth, click_worth, least, hashes, count
 ):
-    """Decay the scores of all rows; write the hashes of rows whose worth is then below `least`.
+    """Decay the shows and clicks of all rows; write the hashes of rows whose worth is then below `least`.
 
     The formula is that of `decay` in sources/index_removal.py. place: position of the scores in a row. count:
     int64 [1], 0 at first, written: the number of hashes.
@@ -250,7 +258,7 @@ def decay(
 
 @cuda.jit
 def unmarked(keys, slots, entries, marks, out, ids, count):
-    """Write slot and id of each row whose mark is 0.
+    """Write slot (row number) and id of each row whose mark is 0.
 
     marks: uint8 for each slot. count: int64 [1], 0 at first, written: the number of rows.
     """

@@ -42,9 +42,9 @@ def first_value(hash_, k, low, span, stream):
 
 @cuda.jit
 def gather(rows, stride, slots, n, out):
-    """Copy rows: out[i] = row slots[i].
+    """Copy rows: out[i] = row number slots[i].
 
-    slots: int64 [rows]. out: float32 [rows, stride]. n: number of all values.
+    slots: int64 [rows]. out: float32 [rows, stride]. n: number of all values of these rows.
     """
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // stride
@@ -53,9 +53,9 @@ def gather(rows, stride, slots, n, out):
 
 @cuda.jit
 def scatter(rows, stride, slots, n, width, values):
-    """Overwrite the first `width` values of row slots[i] with values[i].
+    """Overwrite the first `width` values of row number slots[i] with values[i].
 
-    slots: int64 [rows]. values: float32 [rows, width]. n: number of all values.
+    slots: int64 [rows]. values: float32 [rows, width]. n: number of all values in `values`.
     """
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // width
@@ -66,8 +66,8 @@ def scatter(rows, stride, slots, n, width, values):
 def weights(rows, stride, ids, slots, n, dim, low, span, stream, out):
     """Write out[i] = the weights of ids[i], or the initial weights if slots[i] is 0.
 
-    ids, slots: int64 [rows]. low, span, stream: the initializer. out: float32 [rows, dim]. n: number of all
-    values.
+    ids, slots: int64 [rows], the ids and their row numbers, 0 for an id without a row. low, span, stream: the
+    initializer. out: float32 [rows, dim]. n: number of all values in `out`.
     """
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // dim
@@ -80,10 +80,10 @@ def weights(rows, stride, ids, slots, n, dim, low, span, stream, out):
 
 @cuda.jit
 def begin(rows, stride, ids, slots, fresh, n, dim, low, span, stream, state):
-    """Write the initial values of each new row, for which fresh[i] is 1. n: number of ids.
+    """Write the initial values of each new row: row number slots[i], if fresh[i] is 1. n: number of ids.
 
-    low, span, stream: the initializer of the weights. state: float32 [stride], the initial values of a row;
-    those behind the weights are used.
+    low, span, stream: the initializer of the weights. state: float32 [stride], a row with the initial values
+    of optimizer state and scores behind its weights.
     """
     for place in range(cuda.grid(1), n * stride, cuda.gridsize(1)):
         i = place // stride
@@ -97,7 +97,7 @@ def begin(rows, stride, ids, slots, fresh, n, dim, low, span, stream, state):
 
 @cuda.jit
 def add_scores(rows, stride, slots, n, place, scores, gradients, dim):
-    """Add the scores behind each gradient to the scores of its row. n: number of rows.
+    """Add the scores (shows and clicks) behind each gradient to the scores of its row. n: number of rows.
 
     row slots[i]    [ ...        | scores ]     scores begin at `place`
     gradient i      [ dim values | scores ]     `scores` is their number
@@ -110,10 +110,10 @@ def add_scores(rows, stride, slots, n, place, scores, gradients, dim):
 
 @cuda.jit
 def merge(codes, n, width, gradients, sums):
-    """Add gradient i to row codes[i] of `sums`. n: number of all values.
+    """Add gradient i to row codes[i] of `sums`. n: number of all values of the gradients.
 
-    No code may be repeated in a launch, as two threads would add to one sum. So each push has a launch of its
-    own; this also fixes the order of additions.
+    A launch must not name a row of `sums` twice, because two threads would add to it at once. So each push
+    has a launch of its own; this also fixes the order of additions.
     """
     for place in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = place // width
@@ -137,7 +137,9 @@ def mark(slots, n, marks, value):
 
 @cuda.jit
 def widen(rows, halves, stride, slots, n, is_half, word, count, wide, width, place):
-    """Copy a column of each row to `wide`, as float32. n: number of all values.
+    """Copy a column (the weights, or one state value) of each row to `wide`, as float32.
+
+    n: number of all values.
 
     row slots[i]    `count` values from word `word` on: float32, or bfloat16 if is_half
     wide[i]         `count` values from value `place` on; a row of `wide` has `width` values
@@ -157,7 +159,7 @@ def widen(rows, halves, stride, slots, n, is_half, word, count, wide, width, pla
 def narrow(
     rows, halves, stride, slots, ids, n, is_half, word, count, wide, width, place, stream, step
 ):
-    """Copy a column from `wide` back to the rows, rounded as row_rounding.py does.
+    """Copy a column (the weights, or one state value) from `wide` to the rows, rounded as by row_rounding.py.
 
     The reverse of `widen`, with the same arguments. ids: int64 [rows]. stream, step: seed of the rounding.
     """
@@ -175,9 +177,9 @@ def narrow(
 
 @cuda.jit
 def packed_begin(halves, stride, ids, slots, fresh, n, dim, low, span, stream):
-    """Write the initial weights of each new row in bfloat16. n: number of all values.
+    """Write the initial weights of each new row in bfloat16: row number slots[i], if fresh[i] is 1.
 
-    Arguments as for `begin`, with `halves` instead of `rows`.
+    n: number of all weights of these rows. Other arguments as for `begin`, with `halves` instead of `rows`.
     """
     for one in range(cuda.grid(1), n, cuda.gridsize(1)):
         i = one // dim

@@ -146,7 +146,7 @@ def repeated(ids, n, hashes, bits, low, places, index, mask):
 
 @kernel(void(int64, int64, int64, int64, int64, int64))
 def split(unique, codes, count, shift, offsets, out):
-    """Sort the distinct ids by group, and within a group by first occurrence.
+    """Sort the distinct ids by group (server), and within a group by first occurrence.
 
         out[offsets[group] + position] = id
 

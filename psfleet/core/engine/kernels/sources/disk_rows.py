@@ -75,7 +75,7 @@ def look(d, ids, n, far, uses, cold, counts):
 
 @kernel(int64(int64, NUMBERS, int64, BYTES, BYTES, NUMBERS, NUMBERS, NUMBERS, NUMBERS))
 def fetch(d, ids, far, uses, there, live, owners, slots, places):
-    """Give rows that are in the file slots in memory, and list the reads that the caller must do.
+    """Begin to move rows from the file to memory: assign slots in memory, and list the reads to make.
 
         file slot  --read by the caller-->  memory slot        slots[i] + far  -->  address places[i]
 
@@ -116,8 +116,8 @@ def fetch(d, ids, far, uses, there, live, owners, slots, places):
 def settle(d, ids, slots, far, uses, there, live, owners):
     """Record that the rows of these ids have been written to the file, to the slots `slots`.
 
-    The old slots of these rows become free. They are in memory, or in the file if a row was moved to another
-    block. ids, slots: of the same length; the slots are those from `far` on.
+    Their old slots become free. An old slot is in memory, or in the file if a row was moved to another block.
+    ids, slots: of the same length; the slots are those from `far` on.
     """
     rows, stride = load_i64(d, ROWS), load_i64(d, STRIDE)
     rows_of_block = len(there) // len(live)
@@ -141,14 +141,14 @@ def settle(d, ids, slots, far, uses, there, live, owners):
 
 @kernel(int64(int64, BYTES, int64, NUMBERS, NUMBERS))
 def sweep(d, uses, most, slots, counts):
-    """Choose up to `most` slots in memory whose rows are to move to the file; return the number of slots.
+    """Choose up to `most` rows in memory that are to move to the file; return the number of rows.
 
         slots   1  2  3  4  5  6 ... NEXT_SLOT - 1
         uses    3  1  1  0  2  1        a hand goes round: a row with IDLE (1) is chosen, others lose a use
                       ^ hand
 
-    slots: written: the chosen slots. counts[HAND]: the slot where the last sweep ended, after which this
-    sweep starts.
+    slots: written: the slots (row positions) of the chosen rows. counts[HAND]: the slot where the last
+    sweep ended, after which this sweep starts.
     """
     # This is the CLOCK algorithm, an approximation of "least recently used". `uses` is at most MOST, so after
     # MOST + 1 rounds every row has been chosen.
@@ -169,7 +169,7 @@ def sweep(d, uses, most, slots, counts):
 
 @kernel(void(int64, NUMBERS, int64))
 def chain(d, free, end):
-    """Shrink the slots in memory to those before `end`, and rebuild the linked list of free slots.
+    """Shrink the memory to the slots (row positions) before `end`, and rebuild the list of free slots.
 
     free: all free slots in memory; slots from `end` on are dropped. No row may be in a slot from `end` on.
     """

@@ -20,7 +20,7 @@ AHEAD = 24
 
 @kernel(void(int64, int64, int64, int64, int64, int64))
 def recall(d, ids, n, step, slots, last_steps):
-    """Write the slot of each id and the step of its last push, or 0 and 0 for an unknown id.
+    """Write the slot (row number) of each id and the step of its last push, or 0 and 0 for an unknown id.
 
     step: the table's step. ids, slots, last_steps: int64 [n].
     """
@@ -37,7 +37,7 @@ def recall(d, ids, n, step, slots, last_steps):
 
 @kernel(int64(int64, int64, int64))
 def choose(bits, n, slots):
-    """Set the bits of these slots; return the number of bits that were 0. Slot 0 (no row) is skipped.
+    """Set the bits of these slots (row numbers) except slot 0; return the number of bits that were 0.
 
     The result counts a row once even if its id is repeated, so it is the number of rows that will be claimed.
 
@@ -55,9 +55,10 @@ def choose(bits, n, slots):
 
 @kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def claim(bits, size, n, ids, slots, last_steps, to_ids, to_slots, to_steps):
-    """Claim rows: clear their bits, and write id, slot and last step of each row whose bit was 1.
+    """Claim rows for a copy: clear their bits, and write id, slot and last step of each row whose bit was 1.
 
-    Returns the number of these rows. Slots from `size` on had no row when the view began, and have no bit.
+    Returns the number of these rows. Slots (row numbers) from `size` on were unused when the snapshot began,
+    and have no bit.
     ids, slots, last_steps: int64 [n], as `recall` writes them. to_ids, to_slots, to_steps: int64, written for
     the claimed rows.
     """

@@ -26,13 +26,16 @@ LOW_BITS = uint64((1 << 56) - 1)
 
 @helper
 def entry_at(lines, number):
-    """Return the address of the line of entry `number` of these lines, and the position in it, 0 to 3."""
+    """Return the address of the line that has index entry `number`, and the entry's position in it, 0 to 3.
+
+    lines: address of line 0. A line has four entries in 64 bytes.
+    """
     return lines + (number >> 2) * 64, number & 3
 
 
 @entry(int64(int64, uint64, int64))
 def add(d, hash_, step):
-    """Return the slot of a hash that is pushed at this step, or minus the slot if this call added the row.
+    """Return the slot (row number) of a hash that is pushed at this step, or minus the slot of an added row.
 
     A kernel first looks into one or two lines by itself. If the hash is not there, the kernel calls this
     function by its address, so that the code that splits chunks is compiled once and not into each kernel.
@@ -55,7 +58,7 @@ def make(d):
 
 @kernel(int64(int64, int64, int64, int64))
 def locate(d, ids, n, slots):
-    """Write the slot of each id, 0 for an unknown id; return the number of unknown ids.
+    """Write the slot (row number) of each id, 0 for an unknown id; return the number of unknown ids.
 
     ids, slots: addresses of int64 [n].
     """
@@ -75,7 +78,7 @@ def locate(d, ids, n, slots):
 
 @kernel(int64(int64, int64, int64, int64, int64))
 def touch(d, ids, n, step, slots):
-    """Write the slot of each id as `locate` does, and stamp the rows as pushed at this step.
+    """Write the slot (row number) of each id as `locate` does, and stamp the rows as pushed at this step.
 
     ids, slots: addresses of int64 [n]. Returns the number of unknown ids.
     """
@@ -95,7 +98,7 @@ def touch(d, ids, n, step, slots):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def place(d, ids, n, steps, slots):
-    """Write the slot of each id, adding rows for unknown ids, and stamp each row as pushed at steps[i].
+    """Write the slot (row number) of each id, after adding unknown ids. Stamp rows as pushed at steps[i].
 
     ids, steps, slots: addresses of int64 [n]. The caller writes the values of new rows.
     """
@@ -109,10 +112,11 @@ def place(d, ids, n, steps, slots):
 
 @kernel(int64(int64, int64, int64, int64, int64, int64, int64, int64, int64))
 def collect(d, first, last, step, least, most, ids, slots, ages):
-    """Write id, slot and age of the rows in segments `first` to `last` - 1; return the number of rows.
+    """Write id, slot (row number) and age of the rows in segments `first` to `last` - 1; return their number.
 
-    A segment is all hashes with one top byte. Only rows with an age of `least` to `most` steps are written,
-    in the order of the index. ids, slots, ages: addresses of int64, one for each row.
+    A segment is all hashes with one top byte. The age is the number of steps since the last push. Only rows
+    with an age of `least` to `most` are written, in the order of the index. ids, slots, ages: addresses of
+    int64, one for each row.
     """
     #     hashes of the segments     low ............................ high
     #     parts of the directory     | chunk 7 | chunk 7 | chunk 2 | ...
@@ -162,7 +166,7 @@ def freed(d, slots):
 
 @kernel(void(int64, int64, int64))
 def restamp(d, old, new):
-    """Rewrite all stamps when the table's step changes from `old` to `new`.
+    """Rewrite all stamps (low bits of the steps of last pushes) when the table's step becomes `new`.
 
     Each row keeps the step of its last push. A stamp has 32 bits, so this must be called before the step has
     grown by 2**30, if need be with old == new. A row that has not been pushed for more than 2**31 steps is
@@ -176,7 +180,7 @@ def restamp(d, old, new):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def gather(d, slots, n, width, out):
-    """Copy from rows: out[i] = the first `width` float32 of row slots[i].
+    """Copy from rows: out[i] = the first `width` float32 of row number slots[i].
 
     slots: int64 [n]. out: float32 [n, width].
     """
@@ -191,7 +195,7 @@ def gather(d, slots, n, width, out):
 
 @kernel(void(int64, int64, int64, int64, int64))
 def scatter(d, slots, n, width, values):
-    """Copy to rows: the first `width` float32 of row slots[i] = values[i].
+    """Copy to rows: the first `width` float32 of row number slots[i] = values[i].
 
     slots: int64 [n]. values: float32 [n, width].
     """

@@ -16,7 +16,9 @@ AHEAD = 24
 
 @helper
 def entry_at(lines, number):
-    """Return the address of the line of entry `number` of these lines, and the position in it, 0 to 3.
+    """Return the address of the line that has index entry `number`, and the entry's position in it, 0 to 3.
+
+    lines: address of line 0. A line has four entries in 64 bytes.
 
     index.py has the same function: each file of sources/ is compiled as a module that no other one imports.
     """
@@ -55,7 +57,7 @@ def count(d, ids, n, step, threshold, outcomes):
 
 @kernel(int64(int64, int64, int64))
 def forget(d, ids, n):
-    """Remove ids, int64 [n]; return the number of ids that the index had. Their slots become free."""
+    """Remove ids, int64 [n]; return the number of ids that the index had. Frees the slots of their rows."""
     count = 0
     for i in range(n):
         if i + AHEAD < n:

@@ -179,7 +179,8 @@ def read(message, size, fields):
 def unknown(block, ids, count):
     """Return the number of ids without a row, or -1 if an id is repeated.
 
-    block: address of the table's block. ids: address of int64 [count].
+    block: address of the table's block, the arguments that are the same in each call. ids: address of int64
+    [count].
     """
     # All pairs are compared, which is faster than a hash table for the few ids of a small call.
     d, missing = load_i64(block, INDEX), 0
@@ -231,9 +232,10 @@ _push, _pull = _kernel_call(13, (8, 9)), _kernel_call(9, (5, 6))
 
 @quick(void(int64, int64, int64, int64, int64, int64, int64))
 def push(b, ids, count, gradients, scalars, turn, step):
-    """Call the kernel `push` of sources/push.txt for the table whose block is at address `b`.
+    """Call the kernel `push` of sources/push.txt for a table.
 
-    ids: address of int64 [count], without repeats. gradients, scalars, turn, step: as for that kernel.
+    b: address of the table's block, the arguments that are the same in each call. ids: address of int64
+    [count], without repeats. gradients, scalars, turn, step: as for that kernel.
     """
     _push(load_i64(b, PUSH), load_i64(b, INDEX), ids, count, gradients, scalars, turn, step, load_i64(b, KIND),
           load_i64(b, LOW), load_i64(b, SPAN), load_i64(b, STREAM), load_i64(b, RING), load_i64(b, LANES))
@@ -241,10 +243,10 @@ def push(b, ids, count, gradients, scalars, turn, step):
 
 @quick(int64(int64, int64, int64, int64))
 def pull(b, ids, count, out):
-    """Call the kernel `pull` of sources/pull.txt for the table with block `b`; return the unknown ids.
+    """Call the kernel `pull` of sources/pull.txt for a table; return the number of ids without a row.
 
-    ids: address of int64 [count]. out: address of float32 [count, dim]. The result is the number of ids
-    without a row.
+    b: address of the table's block, the arguments that are the same in each call. ids: address of int64
+    [count]. out: address of float32 [count, dim].
     """
     return _pull(load_i64(b, PULL), load_i64(b, INDEX), ids, count, out, load_i64(b, KIND), load_i64(b, LOW),
                  load_i64(b, SPAN), load_i64(b, STREAM), load_i64(b, RING))

@@ -25,8 +25,9 @@ LINES = min((DIM * 4 + 63) // 64, 8)
 def expand(inverse, n, shift, rows, out):
     """Copy rows from distinct ids to the batch: out[i] = the row of code i.
 
-    inverse, shift: codes of the batch. rows: int64 [groups], the address of each group's rows, float32
-    [distinct ids of the group, DIM]. out: float32 [n, DIM].
+    inverse, shift: codes of the batch, which say which distinct id each id of the batch is. rows: int64
+    [groups], the address of each group's rows, float32 [distinct ids of the group, DIM]. out: float32 [n,
+    DIM].
     """
     low = (int64(1) << shift) - 1
     for i in range(n):
@@ -46,9 +47,10 @@ def expand(inverse, n, shift, rows, out):
 def merge(inverse, n, shift, gradients, sums):
     """Sum gradients by distinct id: sum of code i += gradients[i], in the order of the batch.
 
-    inverse, shift: codes of the batch. gradients: float32 [n, DIM]. sums: int64 [groups, 2]: for each group
-    the address of its sums, float32 [distinct ids, DIM], and the number of sums that have a value already.
-    These come first; the memory behind them is uninitialised.
+    inverse, shift: codes of the batch, which say which distinct id each id of the batch is. gradients:
+    float32 [n, DIM]. sums: int64 [groups, 2]: for each group (server) the address of its sums, float32
+    [distinct ids, DIM], and the number of sums that have a value already. The sums with a value come first;
+    the memory behind them is uninitialised.
     """
     # Positions in a group count up in the order of first occurrence. So an id that occurs for the first time
     # always has the position behind the last sum that has a value. Its gradient is written instead of added,

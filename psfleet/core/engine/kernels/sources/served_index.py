@@ -103,7 +103,10 @@ def find(ids, keys, slots, direct, places, rows, width, out, words):
 
 @helper
 def prefetch_place(ids, i, keys, slots, direct):
-    """Prefetch the home slot of ids[i], and the key behind the home slot of ids[i - AHEAD // 2]."""
+    """Prefetch the slot where the search for ids[i] begins, and the key that an earlier id's slot refers to.
+
+    The earlier id is ids[i - AHEAD // 2], whose slot has been prefetched.
+    """
     if i < len(ids):
         prefetch(slots.ctypes.data + 4 * home_of(ids[i], slots, direct))
     before = i - AHEAD // 2

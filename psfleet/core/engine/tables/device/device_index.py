@@ -31,11 +31,13 @@ cuda_index = table_kernels("cuda_index")
 
 
 class DeviceIndex:
-    """Ids and slots of a table's rows in three device arrays: hashes, slots and stamps. Not thread-safe.
+    """Hash index of a table's rows in three arrays on the device. Not thread-safe.
 
-    A segment is filled to three quarters at most. When an update would fill a segment further, all segments
-    are rebuilt with at least twice as many entries as rows, so that each row moves only a few times while the
-    table grows. The rebuild works in place, group by group, and needs extra memory for one group only.
+    Each entry has the hash of an id, the id's slot (row position), and a stamp (the step of the last push). A
+    segment is the range of entries for the ids with the same top byte of the hash. It is filled to three
+    quarters at most. When an update would fill a segment further, all segments are rebuilt with at least
+    twice as many entries as rows, so that each row moves only a few times while the table grows. The rebuild
+    works in place, a group of segments at a time, and needs extra memory for one group only.
 
     Args:
         max_rows: Largest number of rows in the index.
@@ -80,7 +82,7 @@ class DeviceIndex:
         return np.add.reduceat(self._sizes, np.arange(0, SEGMENT_COUNT, _GROUP))
 
     def find(self, ids: Any, now: int, steps: Ids | None, slots: Any, last_steps: Any) -> None:
-        """Write slot (position) and step of the last push of each id to device arrays; 0 without a row.
+        """Write each id's slot (row position) and step of the last push to device arrays; 0 if it has no row.
 
         Args:
             ids: uint64 [n] on the device.
@@ -103,7 +105,10 @@ class DeviceIndex:
         )
 
     def _stamps(self, steps: Ids | None) -> tuple[int, Any, int]:
-        """Return a step for all ids, a device array of steps, and 1 if the array is to be used or else 0."""
+        """Return the steps as arguments of a kernel: one step for all ids, an array of steps, and a flag.
+
+        The flag is 1 if the kernel is to use the array, or 0 if it is to use the single step.
+        """
         if steps is None or len(steps) == 1:  # a scalar argument saves the copy of an array
             return (
                 0 if steps is None else int(steps[0]),
@@ -113,11 +118,14 @@ class DeviceIndex:
         return 0, self._buffers.fill("steps", steps), 1
 
     def unknown(self) -> Ids:
-        """Return how many ids the last `find` did not find, by hash class: int64 [SEGMENT_COUNT]."""
+        """Return the number of ids that the last `find` did not find, per segment: int64 [SEGMENT_COUNT].
+
+        A segment is a class of ids, chosen by their hash.
+        """
         return self._queue.read(self._buffers.get("new", (SEGMENT_COUNT,), np.int64))
 
     def add(self, ids: Any, steps: Ids, slots: FreeSlots, row_slots: Any, fresh: Any) -> None:
-        """Give a slot to each id that the last `find` did not find. Call `make_room` first.
+        """Give a slot (row position) to each id that the last `find` did not find. Call `make_room` first.
 
         Args:
             ids: uint64 [n] on the device, the same as in `find`.

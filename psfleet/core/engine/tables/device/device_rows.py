@@ -41,7 +41,7 @@ class DeviceRowMemory(RowStore):
     Args:
         width: Number of float32 values in a stored row, including optimizer state.
         max_rows: Largest number of rows.
-        marks: Reserve a mark for each slot, which `others` needs.
+        marks: True to reserve a byte for each slot, which the method `others` needs.
 
     Attributes:
         width: The argument `width`.

@@ -298,5 +298,5 @@ class DevicePackedUpdate(DeviceRowUpdate):
 
 @cache
 def _numbers() -> Any:
-    """Return 0 to _PAGE - 1 on the device: the slots of the rows in the buffer `wide`."""
+    """Return the numbers 0 to _PAGE - 1 on the device: the row numbers in the buffer `wide`."""
     return cuda.to_device(np.arange(_PAGE))

@@ -93,11 +93,14 @@ class TieredRowMemory(RowMemory):
         return self.host.has_lines(count)
 
     def bytes_with(self, more: int) -> int:
-        """Return the bytes of host memory alone, because device memory has a separate budget."""
+        """Return the bytes of host memory taken after `more` rows are added.
+
+        Device memory is left out, because it has a separate budget.
+        """
         return self.host.bytes_with(more - self._rows_for_device(more) if more else 0)
 
     def most_bytes_with(self, more: int) -> int:
-        """Return an upper bound of the bytes of host memory alone, as if no new row fitted on the device."""
+        """Return an upper bound of `bytes_with`, as if no new row fitted on the device."""
         return self.host.most_bytes_with(more)
 
     @override
@@ -237,7 +240,7 @@ class TieredRowMemory(RowMemory):
             store.scatter(store_slots, rows[part])
 
     def _parts(self, slots: Ids) -> Iterator[tuple[RowStore, Mask, Ids]]:
-        """Yield each memory, a mask of the row positions that belong to it, and the positions within it."""
+        """Yield each memory, a mask of those row positions that are in it, and its own numbers for them."""
         on_host = slots < 0
         yield self.device, ~on_host, slots[~on_host]
         yield self.host, on_host, -slots[on_host]
