@@ -7,8 +7,10 @@ import pytest
 
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.client import Client
-from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.non_finite_check import NonFiniteCheck
+from psfleet.core.engine.rules.momentum import ExactSum
+from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.modes.switch import connect
 from psfleet.core.runtime.script_runtime import ScriptRuntime
@@ -174,3 +176,26 @@ def test_the_element_of_a_dense_gradient_is_named(monkeypatch: pytest.MonkeyPatc
     ]:
         with pytest.raises(UsageError, match=f"has nan at element {element};"):
             NonFiniteCheck(0).check_push(1, None, [("w", shaped, ids)])
+
+
+def test_counts_that_are_infinite_are_skipped_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A skipped step pushes the counts of metrics all the same, but not infinite ones."""
+    monkeypatch.setenv("PSFLEET_ON_NAN", "skip")
+    with LocalFleet(2, 1, in_process=True) as fleet:
+        client = Client(fleet.connect(0, "async"))
+        sums = client.runtime.create(
+            TableSpec("sums", "dense", (2,), ExactSum()), np.zeros(2, np.float32)
+        )
+        bias = client.dense_table("bias", np.zeros(2), SGD(0.5))
+        for step, counts in ((np.nan, 1.0), (np.nan, np.inf), (1.0, np.inf), (1.0, 2.0)):
+            values = [np.full(2, value, np.float32) for value in (step, counts)]
+            client.runtime.push(
+                [
+                    Gradient(bias.spec.key, values[0], None, 0.5),
+                    Gradient(sums, values[1], None, 0.5),
+                ]
+            )
+        client.flush()
+        assert bias.pull().tolist() == [-0.5, -0.5]
+        assert client.runtime.pull([Read(sums)])[0].tolist() == [3.0, 3.0]
+        client.runtime.close()

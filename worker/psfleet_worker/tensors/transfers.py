@@ -345,9 +345,10 @@ class Transfers:
         return requests
 
     def _skipped(self, gradient: Gradient) -> Gradient:
-        """Return the part of a gradient that a skipped step still pushes: counts, but no values."""
+        """Return the part of a gradient that a skipped step still pushes: finite counts, but no values."""
         counts = self._spec_of(gradient.table).rule.counts
-        return gradient if counts else without_values(gradient)
+        is_kept = counts and bool(np.isfinite(gradient.values).all())
+        return gradient if is_kept else without_values(gradient)
 
     def _lay_out(
         self, gradients: Sequence[Gradient], fields: dict[str, Any], load: LayOutPush
