@@ -31,7 +31,7 @@ from time import sleep
 from typing import Annotated, Any, Literal
 
 from psfleet.core.base.errors import ConfigError, UsageError
-from psfleet.core.base.logs import log_of
+from psfleet.core.base.logs import FirstLinesLog, log_of
 from psfleet.core.base.observability.logged_values import LAGS
 from psfleet.core.base.validation.annotations import Range as Within
 from psfleet.core.base.validation.annotations import checked
@@ -44,7 +44,6 @@ from psfleet.data.sample_batch import SampleBatch, batch_of, sample_of
 
 _log = log_of(__name__)
 
-_SAID = 5  # maximum number of bad messages that are logged
 _KIBIBYTES = 16384  # KiB of messages that the client fetches ahead, per partition
 _WAIT = 0.1  # seconds between two tries to get a message
 _SECTION = 128  # number of batches after which the broker is asked for new partitions
@@ -151,7 +150,7 @@ class KafkaTopic:
         self._parts: SourceParts | None = None
         self._put_off: defaultdict[int, deque[_Span]] = defaultdict(deque)
         self._sizes = None if end is None else [end[p] - first for p, first in self._start.items()]
-        self._said = 0
+        self._warnings = FirstLinesLog(_log)
         self._order: RowSequence | None = None
         fixed_settings = {
             "bootstrap.servers": servers,
@@ -376,10 +375,7 @@ class KafkaTopic:
         if not self._skips:
             raise UsageError(f"{text}; correct it, or set bad_messages='skip'") from None
         self.skipped += count
-        self._said += 1
-        if self._said <= _SAID:
-            suffix = "; more such lines are left out" if self._said == _SAID else ""
-            _log.warning(f"psfleet: {text}; it is skipped{suffix}")
+        self._warnings.say(f"psfleet: {text}; it is skipped")
 
     def close(self) -> None:
         """Close the connections to the brokers. A later read opens new connections."""

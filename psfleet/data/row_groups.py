@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.arrow import pa
 from psfleet.core.base.errors import UsageError
-from psfleet.core.base.logs import log_of
+from psfleet.core.base.logs import FirstLinesLog, log_of
 from psfleet.core.base.validation.annotations import PositiveInt, checked
 from psfleet.core.engine.round_plan import Range
 from psfleet.data.arrow_conversion import Rows, joined_rows, reason_of, rows_of
@@ -42,7 +42,6 @@ from psfleet.data.sample_batch import SampleBatch
 _log = log_of(__name__)
 
 T = TypeVar("T")
-_SAID = 5  # number of bad rows that are logged
 _ROWS = 8192  # rows decoded at once, which stay in the processor's cache until they are copied
 
 
@@ -109,7 +108,7 @@ class RowGroupSource(ABC):
         self.features = features
         self.labels = list(labels)
         self.skipped = 0
-        self._told = 0
+        self._warnings = FirstLinesLog(_log)
         self._skips = bad_rows == "skip"
         self._interleave = interleave
         self._columns = list(dict.fromkeys([*features.columns, *self.labels]))
@@ -221,7 +220,7 @@ class RowGroupSource(ABC):
         """Count and log rows that cannot be read, or raise UsageError if `bad_rows` is "fail"."""
         if not self._skips:
             raise UsageError(failure) from None
-        self._say(f"{failure}; {consequence}")
+        self._warnings.say(f"psfleet: {failure}; {consequence}")
 
     def _rows_of(self, group: RowGroup, records: Records, first: int) -> Rows:
         """Convert rows of a group to features and labels.
@@ -300,7 +299,7 @@ class RowGroupSource(ABC):
         if bad and not self._skips:
             raise UsageError(f"{bad[0]}; correct it, or set bad_rows='skip'")
         for text in bad:
-            self._say(f"{text}; the row is skipped")
+            self._warnings.say(f"psfleet: {text}; the row is skipped")
         self.skipped += len(bad) + unreadable
 
     def _parts(
@@ -356,13 +355,6 @@ class RowGroupSource(ABC):
             )
         self._shuffled.move_to_end(key)
         return self._shuffled[key]
-
-    def _say(self, text: str) -> None:
-        """Log a message about a bad row. Only the first five messages are logged."""
-        self._told += 1
-        if self._told <= _SAID:
-            suffix = "; more such lines are left out" if self._told == _SAID else ""
-            _log.warning(f"psfleet: {text}{suffix}")
 
 
 class _ShuffledGroup:

@@ -22,6 +22,7 @@ from psfleet.core.base.settings.declared_settings import UserSettings
 from psfleet.core.base.settings.environment import unknown_variables
 from psfleet.core.base.settings.kinds import ROOT, parse_levels
 
+_FEW = 5  # lines that a FirstLinesLog logs
 _QUIET = 1.0  # least seconds between two lines of a RateLimitedLog
 
 FIRST_NONFINITE = "first NaN or infinity: "
@@ -69,6 +70,25 @@ class RateLimitedLog:
             suffix = f" (and {self._unsaid} more)" if self._unsaid else ""
             self._said_at, self._unsaid = now, 0
         self._log.warning(line + suffix)
+
+
+class FirstLinesLog:
+    """Logs the first five warnings of a kind, such as bad rows of a source. One thread calls.
+
+    Args:
+        log: Logger of the module.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._count = 0
+
+    def say(self, line: str) -> None:
+        """Log the line, unless five lines were logged before."""
+        self._count += 1
+        if self._count <= _FEW:
+            suffix = "; more such lines are left out" if self._count == _FEW else ""
+            self._log.warning(f"{line}{suffix}")
 
 
 def set_up_logs(role: str | None = None, rank: int = 0) -> None:
