@@ -36,11 +36,10 @@ class SnapshotMarks:
     """Takes part in snapshots for one worker process.
 
     Attributes:
-        state_at: Function that returns the worker's state as JSON, or b"" if there is none. Its first
-            argument is the number of a push: the state is the one after that push. For a number below 0 it
-            returns a list of [number, state] for the last pushes. Its second argument is a function that
-            returns True if the script cannot end its present step, so that waiting for the end of the step
-            is useless.
+        state_at: Function (number, is_stuck) that returns the worker's state after its push `number` as JSON,
+            or b"" if the worker keeps no state. With a number below 0 it returns the states after the last
+            pushes, a JSON list of [number, state]. It may wait until the script has ended its present step.
+            It stops waiting once `is_stuck()` returns True, which means that the step cannot end.
         newest: Folder of the newest snapshot of the job, and this worker's last push in it (0 if unknown), or
             None before the first one is announced.
     """

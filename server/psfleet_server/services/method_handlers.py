@@ -1,11 +1,12 @@
 """Lists the methods that a server offers to workers, readers and other servers, by name.
 
-Methods without tensors are served by gRPC (`handlers`). Methods that carry values of tables are served by
-psfleet's own HTTP/2 (`tensor_methods`). No method is in both. Snapshots, metrics, standbys and moves of rows
+Methods that carry values of tables are served by psfleet's own HTTP/2 (`tensor_methods`), all others by gRPC
+(`handlers`). No method is in both. Snapshots, metrics, standbys and moves of rows
 register their handlers in other modules; `psfleet_server.process` adds them.
 
-To show the durations of a method in the metrics, give it a histogram: `parkable(service.take,
-host.latencies.of(NAME, HELP))` makes the metric psfleet_NAME_seconds.
+`parkable` wraps a method whose call may wait without holding a thread. To show the durations of a method in
+the metrics, give it a histogram: `parkable(service.take, host.latencies.of(NAME, HELP))` makes the metric
+psfleet_NAME_seconds.
 """
 
 from collections.abc import Callable, Sequence

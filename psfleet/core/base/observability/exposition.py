@@ -61,13 +61,16 @@ _FIRST_NORM, _LAST_NORM = -14, 14  # buckets that are shown: up to 2**-14, ..., 
 
 @dataclass(slots=True)
 class NormHistogram:
-    """Histogram of norms, with buckets that are powers of two. Code adds a norm without a function call:
+    """Histogram of norms, with buckets that are powers of two.
+
+    For speed, code adds a norm without a function call, and gives its square instead of the norm:
 
         norms.counts[int(square * norms.UNIT).bit_length()] += 1  # the square must be finite
         norms.total += square**0.5
 
     Attributes:
-        counts: counts[i] is the number of squared norms from 2**(i-1) / UNIT to below 2**i / UNIT.
+        UNIT: Factor that makes whole numbers of squares, so that `bit_length` finds the bucket.
+        counts: counts[i] is the number of norms whose square is from 2**(i-1) / UNIT to below 2**i / UNIT.
         total: Sum of all norms.
     """
 

@@ -228,7 +228,10 @@ class RuleSource:
         return "".join(f"t{i}, " for i in range(len(self._per_unit)))
 
     def _directed(self, slots: list[str]) -> str:
-        """Return a statement that sets g to the result of the rule's `direction` for the updated slots."""
+        """Return the statement that computes the direction of a step, for rules that scale it by a norm.
+
+        For a rule such as Lamb it is "g, = lamb_direction(w, moment1, moment2, h)".
+        """
         direction = self._rule.direction()
         assert direction is not None
         return f"g, = {direction.__name__}({', '.join(['w', *slots, 'h'])})\n"

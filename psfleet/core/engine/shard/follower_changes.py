@@ -167,7 +167,7 @@ class ChangeLog:
 
 
 def _united(table: SparseTable | DenseTable, several: Sequence[_Changes]) -> TableChanges | None:
-    """Merge the changes of several intervals; return None if the whole table must be copied."""
+    """Merge the changes between several successive cuts, or return None if the whole table must be copied."""
     if isinstance(table, DenseTable) or any(changes.whole for changes in several):
         return None
     updates = [changes for changes in several if changes.named]

@@ -95,14 +95,14 @@ class DenseTable:
             )
 
     def restore(self, step: int, values: Sequence[Floats], start: int = 0) -> None:
-        """Restore weights and optimizer state, and set the number of updates.
+        """Restore weights and optimizer state, or a part of them, and set the number of updates.
 
-        Tables with state that several weights share cannot be restored in parts.
+        A table whose rule shares state between weights can only be restored as a whole.
 
         Args:
             step: Number of updates.
-            values: Arrays as returned by `state`, or the rows of the array returned by `part`.
-            start: Position of the first value.
+            values: Weights, then each array of state, as `state` or `part` has returned them.
+            start: Position of the first weight in this server's range, for a part.
 
         Raises:
             ShapeError: The arrays do not fit.

@@ -1,7 +1,7 @@
 """RowMemory: the interface of a sparse table's row storage, for rows in memory, on disk or on a GPU.
 
     RowMemory                   rows by id; also implemented for rows on a GPU with overflow to host memory
-     +-- RowStore               rows in one address space, of which snapshots can make an image
+     +-- RowStore               rows in one address space; snapshots can take an image of them
           +-- HostRowMemory     host memory
           |    +-- DiskRowMemory, MappedRowMemory    host memory and a file
           +-- DeviceRowMemory   a GPU's memory

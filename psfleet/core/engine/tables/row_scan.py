@@ -257,7 +257,11 @@ class RowScan:
         return count
 
     def wrote(self, ids: Ids) -> None:
-        """Record that rows were written other than by an update. The step of their last push may be old."""
+        """Record that rows were written other than by an update, such as by a load.
+
+        A scan for changed rows compares the steps of last pushes, which a written row does not show. So the
+        ids are kept.
+        """
         self._history.add(written=ids)
         self.changed(ids)
 

@@ -228,8 +228,10 @@ class DeferredSending:
     def _send_unsent(self, *, apart: bool = False) -> bool:
         """Send the kept bytes, waiting for the socket. Returns False if there were none.
 
-        `apart`: True if the helper thread calls. It unregisters under the same lock under which it finds
-        nothing to send. So a later `send` starts a new helper thread, and no bytes are left behind.
+        Args:
+            apart: True if the helper thread calls. If it finds nothing to send, it also clears
+                `self._thread`, under the same lock. So a `send` that keeps bytes later sees that no helper
+                thread runs, and starts one.
         """
         with self._sending:
             with self._lock:

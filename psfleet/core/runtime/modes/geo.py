@@ -65,7 +65,7 @@ class LocalTable(Protocol):
         """Return a share (0 to 1) of the unsent updates. They count as unsent until `commit`."""
 
     def commit(self, delta: "Delta") -> None:
-        """Change the base after a delta was pushed. The copies must not have changed since `delta`."""
+        """Add a delta that was pushed to the base. The copies must not have changed since `delta()`."""
 
     def expire(self) -> None:
         """Mark the copies as out of date, so that the next read of a row pulls it from the servers."""

@@ -118,11 +118,12 @@ def prefetch_place(ids, i, keys, slots, direct):
 
 @kernel(int64(I64, int64[::1], uint32[::1], boolean, int64, int64[::1], int64, int64, int64))
 def put(ids, keys, slots, direct, count, places, rows, width, content):
-    """Add or replace rows: write each id's row number to `places`, and return the new number of rows.
+    """Add or replace rows, and return the new count of rows. `places` gets the index of each id's row.
 
-    count: number of rows before the call; unknown ids get the next numbers. rows, width: address of the
-    table's rows, and the bytes of one row. content: address of the rows of these ids, which are copied into
-    the table. The caller has made the arrays large enough.
+    keys, slots: the index (see the head of this module). direct: True if id k uses slot k. count: rows
+    before the call; unknown ids get the next indices. rows, width: address of the table's rows, and the bytes
+    of one row. content: address of the rows of these ids, which are copied into the table. The caller has made
+    the arrays large enough.
     """
     for i in range(AHEAD):
         prefetch_place(ids, i, keys, slots, direct)
