@@ -267,6 +267,6 @@ if __name__ == "__main__":
         (GROUPS_3, build_grouped_snapshot),
     ):
         if target.exists():
-            print(f"{str(target)!r} is there; golden files are never replaced, see docs/formats.md")
+            print(f"{str(target)!r} is there; golden files are never replaced, see CONTRIBUTING.md")
         else:
             write(target)
