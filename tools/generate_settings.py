@@ -73,7 +73,7 @@ staleness = 4
 
 ## Variables
 The launcher sets those of the first four tables for the processes of a job, and passes none of them on from
-its own environment. Whoever starts processes by hand sets them. Names of the reference framework are
+its own environment. Whoever starts processes by hand sets them. Names of Paddle are
 synonyms; where both are set, PSFLEET_* wins. A variable that begins with PSFLEET_ and is not listed here is
 warned of, with the nearest name; so is one that psfleet-launch does not pass on because it has a flag.
 {variables}
