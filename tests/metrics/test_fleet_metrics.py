@@ -82,8 +82,7 @@ def trained(
 
 
 @pytest.mark.parametrize(
-    ("workers", "mode"),
-    [*((1, "async"), (3, "async"), (3, "sync"), (2, "ssp"), (2, "geo"), (2, "half-async"))],
+    ("workers", "mode"), [*((3, "async"), (3, "sync"), (2, "ssp"), (2, "geo"), (2, "half-async"))]
 )
 def test_they_are_scikit_learns(workers: int, mode: Mode) -> None:
     """On two servers, by task and by slice; every worker reads the same bits."""
