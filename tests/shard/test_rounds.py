@@ -1,6 +1,5 @@
 """Rounds and sequences: what a shard does with pushes that come late, twice, early or not at all."""
 
-import random
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,7 +19,6 @@ from psfleet.core.engine.rules.adam import Adam
 from psfleet.core.engine.rules.momentum import SGD
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import (
-    Event,
     Expire,
     Instruction,
     Join,
@@ -143,45 +141,6 @@ def test_bad_gradient_changes_nothing(shards: list[Shard]) -> None:
     assert outcome(shard.handle(Push(0, 1, 1, (good, bad)), "a")) is ShapeError
     assert weights(shard) == [0, 0, 0]
     assert outcome(shard.handle(Push(0, 1, 1, (good,)), "a")) == "applied"
-
-
-def random_events(rng: random.Random, workers: int, rounds: int) -> Iterator[tuple[Event, str]]:
-    """Every worker's calls in some order, each of them repeated now and then."""
-    streams = [
-        [
-            event
-            for number in range(1, rounds + 1)
-            for event in (dense_push(w, number, (w + 1) / number), Pull(w, 1, (), commit=number))
-        ]
-        for w in range(workers)
-    ]
-    position = [0] * workers
-    while any(position[w] < len(streams[w]) for w in range(workers)):
-        worker = rng.choice([w for w in range(workers) if position[w] < len(streams[w])])
-        # A worker's next push waits for the round of its last one.
-        low = min(position) // 2
-        if position[worker] // 2 > low:
-            continue
-        event = streams[worker][position[worker]]
-        yield event, f"{worker}:{position[worker]}:{rng.random()}"
-        if rng.random() < 0.3:
-            continue  # the same call again: its reply was lost
-        position[worker] += 1
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_arrival_order_does_not_change_bits(shards: list[Shard], seed: int) -> None:
-    """Any order and any repetition of the same calls gives the weights of the plain order."""
-    plain, mixed = make(shards, 3), make(shards, 3)
-    for number in range(1, 6):
-        for worker in range(3):
-            plain.handle(dense_push(worker, number, (worker + 1) / number), "a")
-        for worker in range(3):
-            plain.handle(Pull(worker, 1, (), commit=number), f"p{worker}")
-    for event, call in random_events(random.Random(seed), 3, 5):
-        mixed.handle(event, call)
-        mixed.validate()
-    assert weights(plain) == weights(mixed)
 
 
 def test_a_push_of_the_next_round_is_no_repeat_of_one_that_is_held(shards: list[Shard]) -> None:
