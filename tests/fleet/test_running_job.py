@@ -70,7 +70,7 @@ def counts(ps: Client) -> list[tuple[int, list[int]]]:
     return [(s["workers"], [table["count"] for table in s["tables"]]) for s in ps.stats()]
 
 
-@pytest.mark.parametrize("mode", ["sync", "ssp"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("ssp", marks=pytest.mark.long)])
 def test_readers_change_nothing(mode: str) -> None:
     """Two processes read while a worker trains a table that admits and evicts rows; one of them is killed.
     Rows, state, ages and the servers' counts of workers and rows are those of a run that nobody reads."""

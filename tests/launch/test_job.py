@@ -43,7 +43,7 @@ def test_the_progress_is_shown_on_a_terminal(launch: Launch, tmp_path: Path) -> 
     with FileIO(ours) as screen:
         try:
             how = {"terminal": terminal, "TERM": "xterm", "COLUMNS": "120"}
-            launcher = launch("--workers", "2", TRAINER, "800", "0.01", **how)
+            launcher = launch("--workers", "2", TRAINER, "200", "0.04", **how)
         finally:
             os.close(terminal)
         shown = _read_all(screen)
