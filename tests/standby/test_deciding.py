@@ -232,7 +232,7 @@ def test_a_primary_waits_for_a_standby_that_has_its_copy() -> None:
         feed.settle(feed.end)
         event.set()
 
-    waiting = threading.Thread(target=wait)
+    waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
     feed.took(1, feed.end - 1)
     feed.lose(1)
