@@ -15,7 +15,10 @@ from psfleet.core.engine.shard.shard import Shard
 
 def test_a_late_copy_of_a_pull_does_not_keep_a_mode() -> None:
     """All workers rest, so a pull that waits then is a copy of one that was answered: with the switch it gets
-    an error, and the mode changes."""
+    an error, and the mode changes.
+
+    The planted fault of `return [seat for seat in live if self.at.get(seat, 0) < slowest]`.
+    """
     shard, ahead = Shard(0, 1, 2), Pull(0, 1, (), clock=3)
     for worker in range(2):
         shard.handle(Join(worker, 1, SspMode(staleness=1)), "join")

@@ -1,4 +1,8 @@
-"""Rounds and sequences: what a shard does with pushes that come late, twice, early or not at all."""
+"""Rounds and sequences: what a shard does with pushes that come late, twice, early or not at all.
+
+tests/protocol proves it for random schedules. These are examples of the rules; where a docstring names a
+line of code, tests/mutants/planted.py changes it, and the example fails.
+"""
 
 from collections.abc import Iterator
 
@@ -83,7 +87,10 @@ def outcome(instructions: list[Instruction]) -> object:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_skipped_push_is_a_gap(shards: list[Shard], mode: str) -> None:
-    """A push whose predecessor never came is refused by name and changes nothing."""
+    """A push whose predecessor never came is refused by name and changes nothing.
+
+    `if push.sequence != self.closed + 1:`, and in async mode `if push.sequence - 1 - push.skipped > last:`.
+    """
     shard = make(shards, 1, mode)
     assert outcome(shard.handle(dense_push(0, 2, 1.0), "a")) is Gap
     assert weights(shard) == [0, 0, 0]
@@ -100,7 +107,10 @@ def test_earlier_incarnation_is_fenced(shards: list[Shard]) -> None:
 
 
 def test_waiting_pull_expires_by_name(shards: list[Shard]) -> None:
-    """A pull whose round does not close says whom it waits for; the round may still close later."""
+    """A pull whose round does not close says whom it waits for; the round may still close later.
+
+    `return pull.commit <= self.rounds.closed`.
+    """
     shard = make(shards, 2)
     shard.handle(dense_push(0, 1, 1.0), "a")
     shard.handle(Pull(0, 1, (), commit=1), "p")
@@ -114,7 +124,10 @@ def test_waiting_pull_expires_by_name(shards: list[Shard]) -> None:
 
 
 def test_rest_lets_others_go_on_until_all_meet(shards: list[Shard]) -> None:
-    """A worker without data rests; rounds close without it; when all rest, all are members again."""
+    """A worker without data rests; rounds close without it; when all rest, all are members again.
+
+    `return number > self.rests.get(worker, 0)`.
+    """
     shard = make(shards, 2)
     assert shard.handle(Leave(1, 1, 0, rest=1), "r1")[0] == SendOutcome("r1", number=2)
     shard.handle(dense_push(0, 1, 1.0), "a")
@@ -128,7 +141,10 @@ def test_rest_lets_others_go_on_until_all_meet(shards: list[Shard]) -> None:
 
 
 def test_commit_without_its_push_is_refused(shards: list[Shard]) -> None:
-    """A commit of a push that this server never held is an error, not a wait without end."""
+    """A commit of a push that this server never held is an error, not a wait without end.
+
+    `if number < self.first.get(worker, 1):`.
+    """
     shard = make(shards, 1)
     assert outcome(shard.handle(Pull(0, 1, (), commit=1), "p")) is ProtocolError
 
@@ -152,7 +168,10 @@ def test_a_push_of_the_next_round_is_no_repeat_of_one_that_is_held(shards: list[
 
 
 def test_views_do_not_go_back(shards: list[Shard]) -> None:
-    """Late messages about a view are refused: a later one is promised, or it is installed already."""
+    """Late messages about a view are refused: a later one is promised, or it is installed already.
+
+    `if event.view < self.promised or event.view <= self.view:`.
+    """
     shard = make(shards, 1)
     seats = {0: SeatView((Incarnation(1),))}
     assert outcome(shard.handle(PrepareView(3), "freeze")) is SendReport
@@ -165,7 +184,10 @@ def test_views_do_not_go_back(shards: list[Shard]) -> None:
 def test_a_server_that_is_behind_closes_the_rounds_that_were_empty_elsewhere(
     shards: list[Shard],
 ) -> None:
-    """Who was to count later is removed; its view says how far another server is, and this one follows."""
+    """Who was to count later is removed; its view says how far another server is, and this one follows.
+
+    `self.committed[seat] = push.sequence` and `self.committed.get(seat, 0) <= self.closed`.
+    """
     shard = make(shards, 2)
     for worker in (0, 1):
         shard.handle(dense_push(worker, 1, 1.0), "push")
@@ -181,7 +203,10 @@ def test_a_server_that_is_behind_closes_the_rounds_that_were_empty_elsewhere(
 
 
 def test_repeated_push_of_a_closed_round_is_held(shards: list[Shard]) -> None:
-    """Sync: the late copy of a push whose round is closed changes nothing."""
+    """Sync: the late copy of a push whose round is closed changes nothing.
+
+    `if push.sequence <= self.closed:`.
+    """
     shard = make(shards, 1)
     shard.handle(dense_push(0, 1, 1.0), "a")
     shard.handle(Pull(0, 1, (), commit=1), "p")
