@@ -59,8 +59,8 @@ def _load_kernels() -> None:
             table.push(ids, values, 0.1)
             table.pull_into(ids, rows)
             merge_pushes([(ids, values), (ids, values)], 0.5)
-    for rule in (SGD(), Adam(), Ftrl()):
-        dense = DenseTable(TableSpec("w", "dense", (3,), rule), rows[0, :3])
+    for other in (SGD(), Adam(), Ftrl()):
+        dense = DenseTable(TableSpec("w", "dense", (3,), other), rows[0, :3])
         dense.push(rows[0, :3], 0.1)
     table.remove(ids[:2])
     frozen = table.freeze()
