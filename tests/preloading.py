@@ -49,8 +49,8 @@ def _load_kernels() -> None:
     from psfleet.core.engine.tables.dense import DenseTable
     from psfleet.core.engine.tables.sparse import SparseTable
 
-    for name, *only in (("plain_call",), ("arrays", "summed"), ("row_weights", "draw")):
-        static_kernels(name, *only)
+    for words in ("plain_call", "arrays summed", "row_weights draw", "row_weights fill"):
+        static_kernels(*words.split())
     ids, drawn = np.arange(3), InitializerSpec("uniform", -0.1, 0.1)
     for rule, *dims in ((SGD(), 1, 3), (Adam(), 4, 8), (Adagrad(), 5)):
         for dim in dims:
