@@ -11,9 +11,23 @@ _COMMANDS = tuple(
 )
 _ENGINES = tuple(f"psfleet_launch.engines.{name}" for name in ("join", "ssh", "slurm", "ray"))
 _TRAINED = ("psfleet_worker.cluster_runtime", "psfleet_worker.stage_links", "psfleet.core.client")
-_USED = ("psfleet.fleet", "psfleet.layers", "psfleet.optimizer", "pytest", "encodings.idna")
-_GRPC = ("grpc.experimental", "grpc._server", "grpc._interceptor", "grpc._utilities")
-_TLS = ("cryptography.hazmat.backends.openssl.backend", "cryptography.x509")
+_USED = (
+    "prometheus_client",
+    "psfleet.fleet",
+    "psfleet.layers",
+    "psfleet.optimizer",
+    "pytest",
+    "encodings.ascii",
+    "encodings.idna",
+)
+_GRPC = (
+    "grpc.experimental",
+    "grpc._channel",
+    "grpc._server",
+    "grpc._interceptor",
+    "grpc._utilities",
+)
+_TLS = ("cryptography.hazmat.backends.openssl.backend", "psfleet.core.net.connections.certificates")
 
 
 def load(more: str) -> None:
@@ -27,15 +41,28 @@ def load(more: str) -> None:
 
 
 def _load_kernels() -> None:
-    """Do what a server does with a table; most tables are updated by one of these rules."""
-    from psfleet.core.engine.rules import SGD, Adagrad, Adam
-    from psfleet.core.engine.schema.table import TableSpec
+    """Load the kernels of most tables, which cost a process 10 to 100 ms each."""
+    from psfleet.core.engine.kernels.dedup import merge_pushes
+    from psfleet.core.engine.kernels.generate import static_kernels
+    from psfleet.core.engine.rules import SGD, Adagrad, Adam, Ftrl
+    from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+    from psfleet.core.engine.tables.dense import DenseTable
     from psfleet.core.engine.tables.sparse import SparseTable
 
-    for rule in (SGD(), Adam(), Adagrad()):
-        rows = SparseTable(TableSpec("rows", "sparse", (5,), rule))
-        rows.push(np.arange(3), np.ones((3, 5), np.float32), 0.1)
-    rows.remove(np.arange(2))
-    frozen = rows.freeze()
+    for words in ("plain_call", "arrays summed", "row_weights draw", "row_weights fill"):
+        static_kernels(*words.split())
+    ids, drawn = np.arange(3), InitializerSpec("uniform", -0.1, 0.1)
+    for rule, *dims in ((SGD(), 1, 3), (Adam(), 4, 8), (Adagrad(), 5)):
+        for dim in dims:
+            rows, values = np.empty((3, dim), np.float32), np.ones((3, dim), np.float32)
+            table = SparseTable(TableSpec("rows", "sparse", (dim,), rule, initializer=drawn))
+            table.push(ids, values, 0.1)
+            table.pull_into(ids, rows)
+            merge_pushes([(ids, values), (ids, values)], 0.5)
+    for other in (SGD(), Adam(), Ftrl()):
+        dense = DenseTable(TableSpec("w", "dense", (3,), other), rows[0, :3])
+        dense.push(rows[0, :3], 0.1)
+    table.remove(ids[:2])
+    frozen = table.freeze()
     assert sum(len(page["ids"]) for page in frozen.pages()) == 1
     frozen.close()

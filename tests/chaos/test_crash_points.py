@@ -1,10 +1,13 @@
 """PSFLEET_CRASH: a process that fails at a named point, for tests."""
 
+import re
 import signal
 import sys
 
 import pytest
 
+from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.settings.environment import read_environment
 from tests.programs import ended
 
 _SCRIPT = """
@@ -32,12 +35,16 @@ def test_a_process_fails_at_its_point(crash: str, code: int, error: str) -> None
     assert error in process.stderr
 
 
-@pytest.mark.parametrize("crash", ["foo", "append:0", "append:x", "append:1:burn", ":1"])
-def test_a_wrong_point_is_refused_in_a_sentence(crash: str) -> None:
+def test_a_wrong_point_is_refused_in_a_sentence() -> None:
     """A server does not start with it, and no traceback is shown."""
-    command = [sys.executable, "-m", "psfleet_server"]
-    variables = {"PSFLEET_ROLE": "server", "PSFLEET_SERVERS": "127.0.0.1:0"}
-    process = ended(command, env={**variables, "PSFLEET_WORKERS": "1", "PSFLEET_CRASH": crash})
+    said = "PSFLEET_CRASH is {!r}; it must be like append:3"
+    server = {"PSFLEET_ROLE": "server", "PSFLEET_SERVERS": "127.0.0.1:0", "PSFLEET_WORKERS": "1"}
+    for crash in ("append:0", "append:x", "append:1:burn", ":1"):
+        with pytest.raises(ConfigError, match=re.escape(said.format(crash))):
+            read_environment({**server, "PSFLEET_CRASH": crash})
+    process = ended(
+        [sys.executable, "-m", "psfleet_server"], env={**server, "PSFLEET_CRASH": "foo"}
+    )
     assert process.returncode != 0
     assert "Traceback" not in process.stderr
-    assert f"PSFLEET_CRASH is {crash!r}; it must be like append:3" in process.stderr, process.stderr
+    assert said.format("foo") in process.stderr, process.stderr

@@ -52,6 +52,7 @@ def test_sync(tmp_path: Path, seed: int) -> None:
     assert report["faults"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3, 4 + MORE))
 def test_standbys(tmp_path: Path, seed: int) -> None:
     """Servers and standbys are killed, paused and hang, and there is no log: no bit changes."""

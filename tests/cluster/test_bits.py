@@ -1,19 +1,24 @@
 """Sync mode gives the same bits whatever the fleet and the network do; in async mode a push counts once."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
+from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.interface import TableState
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.chaos.message_faults import MessageFaults
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.push_counts import CountingWorkload
+from tests.standby.pairs import Pairs
 from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together
 
-TRAINING = TrainingWorkload()
+TRAINING = TrainingWorkload(steps=20)
+MODES: list[Mode] = ["sync", "async", "ssp"]
 
 
 def train(
@@ -22,9 +27,9 @@ def train(
     """Sync training by every worker; the tables."""
 
     def connect(worker: int) -> ClusterRuntime:
-        return ClusterRuntime(
-            fleet.environment(worker), "sync", inject_faults=inject_faults(worker)
-        )
+        lane = "auto" if fleet.transport == "unix" else "inline"
+        place = replace(fleet.environment(worker), lane=lane)
+        return ClusterRuntime(place, "sync", inject_faults=inject_faults(worker))
 
     states = train_together(fleet.workers, TRAINING, connect)
     assert fleet.wait() == [0] * fleet.servers
@@ -38,13 +43,48 @@ def expected() -> list[TableState]:
         return train(fleet)
 
 
-@pytest.mark.parametrize(("servers", "transport"), [(1, "tcp"), (2, "unix"), (3, "tcp")])
+WAYS = [
+    (1, "unix", "log"),
+    (1, "tcp", "none"),
+    (1, "plain tcp", "standbys"),
+    (2, "unix", "none"),
+    (2, "tcp", "standbys"),
+    (2, "plain tcp", "log"),
+    pytest.param(4, "unix", "standbys", marks=pytest.mark.long),
+    (4, "tcp", "log"),
+    (4, "plain tcp", "none"),
+]
+"""Each pair of a number of servers, a network and what servers keep: tensors go through shared memory on unix
+sockets, else in messages; "tcp" is TLS; servers with standbys are processes, the others threads."""
+
+
+@pytest.mark.parametrize(("servers", "network", "keeps"), WAYS)
 def test_any_fleet_gives_the_same_bits(
-    expected: list[TableState], servers: int, transport: Literal["unix", "tcp"]
+    expected: list[TableState], servers: int, network: Any, keeps: str
 ) -> None:
-    """1, 2 and 3 servers over unix sockets and TCP end with the same weights and optimizer state."""
-    with LocalFleet(servers, 2, transport, in_process=True) as fleet:
+    """All ways end with the same weights and optimizer state."""
+    if keeps == "standbys":
+        with Pairs(servers, 2, network) as pairs:
+            pairs.await_standbys()
+            with pairs.deciding():
+                same_bits(train(pairs), expected)
+                pairs.await_end()
+            assert (pairs.takeovers, pairs.lost) == (0, 0)
+        return
+    with LocalFleet(servers, 2, network, durability=keeps, in_process=True) as fleet:
         same_bits(train(fleet), expected)
+
+
+def test_a_process_without_servers_gives_the_same_bits() -> None:
+    """Embedded, and one worker of two servers in every mode in which it sees its own pushes at once."""
+    alone = EmbeddedRuntime()
+    TRAINING.run(alone)
+    for mode in MODES:
+        with LocalFleet(2, 1, in_process=True) as fleet:
+            runtime = fleet.connect(0, mode)
+            TRAINING.run(runtime)
+            same_bits(TRAINING.result(runtime), TRAINING.result(alone))
+            runtime.close()
 
 
 @pytest.mark.parametrize("servers", [1, 2])

@@ -13,24 +13,6 @@ from psfleet.core.base.errors import ServerUnavailable, UsageError
 from psfleet.core.client import Client
 from psfleet.fleet.testing import server_thread
 from psfleet.fleet.testing.local_fleet import LocalFleet
-from tests.leaks import children
-from tests.trainings import TrainingWorkload, same_bits, train_together
-
-TRAINING = TrainingWorkload(steps=3)
-
-
-def test_threads_give_the_bits_of_processes() -> None:
-    """Two servers train in this process, over unix sockets and over TLS, with the bits of two processes."""
-    states = []
-    for transport, in_process in (("unix", False), ("unix", True), ("tcp", True)):
-        with LocalFleet(2, 2, transport, in_process=in_process) as fleet:  # type: ignore[arg-type]
-            assert bool(
-                children() & {str(getattr(each, "pid", 0)) for each in fleet.processes}
-            ) != (in_process)
-            states.append(train_together(2, TRAINING, lambda worker: fleet.connect(worker, "sync")))
-            assert fleet.wait() == [0, 0]
-    same_bits(states[1], states[0])
-    same_bits(states[2], states[0])
 
 
 def test_what_a_block_leaves_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ def test_rows_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert_same(*states)
 
 
-@pytest.mark.parametrize("mode", ["ssp", "geo"])
+@pytest.mark.parametrize("mode", [pytest.param("ssp", marks=pytest.mark.long), "geo"])
 def test_one_worker_has_the_same_bits_in_every_mode(mode: Mode) -> None:
     """Where one worker decides the order, no update is lost or counted twice in other modes either."""
     assert_same(trained(mode, (4, 1, 3), 1), trained(mode, (), 1))

@@ -148,9 +148,9 @@ def connected(fleet: LocalFleet, mode: Mode, stack: contextlib.ExitStack) -> lis
     return [stack.enter_context(psfleet.connect(place, mode=mode)) for place in places]
 
 
-def trained(mode: Mode, how: str, workers: int = 2, servers: int = 2) -> list[TableState]:
-    """The tables after every worker has made its steps; how: together or one_by_one."""
-    with LocalFleet(servers, workers, in_process=True) as fleet, contextlib.ExitStack() as stack:
+def trained(mode: Mode, how: str) -> list[TableState]:
+    """The tables after both workers have made their steps; how: together or one_by_one."""
+    with LocalFleet(2, 2, in_process=True) as fleet, contextlib.ExitStack() as stack:
         clients = connected(fleet, mode, stack)
         models = [Model(client) for client in clients]
         states: list[TableState] = []
@@ -162,7 +162,7 @@ def trained(mode: Mode, how: str, workers: int = 2, servers: int = 2) -> list[Ta
                 states.extend(models[0].result())
             clients[worker].barrier()
 
-        in_threads([functools.partial(work, worker) for worker in range(workers)])
+        in_threads([functools.partial(work, worker) for worker in range(2)])
         return states
 
 
@@ -180,11 +180,8 @@ def test_the_same_bits_as_one_by_one() -> None:
 
 
 def test_the_same_bits_without_a_fleet() -> None:
-    """Embedded, and with one worker in sync and async mode, all ways give the same bits."""
-    alone = embedded("one_by_one")
-    same_bits(embedded("together"), alone)
-    same_bits(trained("sync", "together", workers=1), alone)
-    same_bits(trained("async", "together", workers=1, servers=1), alone)
+    """Embedded too, which has the bits of a fleet: tests/cluster/test_bits.py."""
+    same_bits(embedded("together"), embedded("one_by_one"))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,12 +1,11 @@
 """Clients of psfleet.connect(): one seat with the fleet of their process, saved and loaded with it."""
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import psfleet
 from psfleet import fleet, layers
@@ -15,17 +14,16 @@ from psfleet.core.base.errors import CheckpointError, ConfigError, UsageError
 from psfleet.core.base.logs import set_up_logs
 from psfleet.core.base.settings.environment import read_environment, unknown_variables
 from psfleet.core.base.settings.kinds import Mode
+from psfleet.core.client import Client
 from psfleet.core.graph.execution.executor import Executor
 from psfleet.core.graph.program.program import Program, program_guard
 from psfleet.core.runtime.process_runtime import active, current
 from psfleet.fleet.testing.local_fleet import LocalFleet
-from psfleet.optimizer import SGD, Adam
-from tests.programs import ended
+from psfleet.optimizer import SGD, Adam, Ftrl
 from tests.refusals import check_refusals
+from tests.trainings import in_threads
 
-SCRIPT = Path(__file__).parent / "scripts" / "clients.py"
 IDS, GRADS = np.arange(3), np.ones((3, 2), np.float32)
-Values = dict[str, NDArray[np.float32]]
 
 
 @pytest.fixture(autouse=True)
@@ -38,33 +36,61 @@ def alone() -> Iterator[None]:
     current().use(before)
 
 
-def run(tmp_path: Path, what: str, *options: str) -> Values:
-    """What the script leaves, on a cluster or, without options, embedded."""
-    launch = [sys.executable, "-m", "psfleet_launch", *options, "--no-progress"]
-    command = [*launch, "--log-dir", str(tmp_path / "logs")] if options else [sys.executable]
-    out, folder = tmp_path / "out.npz", tmp_path / "model"
-    process = ended([*command, str(SCRIPT), str(out), str(folder), what])
-    assert process.returncode == 0, process.stdout + process.stderr
-    with np.load(out) as arrays:
-        return dict(arrays)
+def stepped(client: Client, first: int, last: int) -> list[bytes]:
+    """Make these steps of a worker; then the tables."""
+    rows = client.sparse_table("rows", dim=4, optimizer=Adam(0.05))
+    bias = client.dense_table("bias", np.zeros(3), optimizer=Ftrl(0.1))
+    ids = np.arange(64) * 2**40 - 7
+    for step in range(first, last):
+        numbers = np.random.default_rng((step, client.worker_index))
+        rows.push(numbers.choice(ids, 32), numbers.normal(size=(32, 4)))
+        bias.push(numbers.normal(size=3))
+    client.flush()
+    client.barrier()
+    values = [rows.pull(ids).tobytes(), bias.pull().tobytes()]
+    client.barrier()
+    return values
 
 
-def assert_same_bits(one: Values, other: Values) -> None:
-    for name, value in one.items():
-        assert value.tobytes() == other[name].tobytes(), name
+def trained(servers: int, train: Callable[[Client], list[bytes]]) -> list[bytes]:
+    """What two workers in sync mode do on so many servers, and then see alike."""
+    seen: list[list[bytes]] = []
+
+    def work(worker: int) -> None:
+        with psfleet.connect(local.environment(worker), mode="sync") as client:
+            seen.append(train(client))
+
+    with LocalFleet(servers, 2, in_process=True) as local:
+        in_threads([partial(work, worker) for worker in range(2)])
+    assert seen[0] == seen[1]
+    return seen[0]
 
 
 def test_tables_are_saved_and_loaded_with_their_optimizers(tmp_path: Path) -> None:
     """A job of two workers that loads after five steps ends as one that never stopped, to the bit, on another
     number of servers. (By the fleet's save: tests/launch/test_going_back.py.)
     """
-    sync = ("--workers", "2", "--sync")
-    whole = run(tmp_path, "go on", "--servers", "2", *sync)
-    half = run(tmp_path, "load", "--servers", "1", *sync)
-    assert {spec.name for spec in read_specs(tmp_path / "model")} == {"rows", "bias"}
-    assert half["rows"].tobytes() != whole["rows"].tobytes()
-    assert_same_bits(run(tmp_path, "load, go on", "--servers", "3", *sync), whole)
-    assert_same_bits(run(tmp_path, "load"), half)  # embedded
+    folder = str(tmp_path / "model")
+    halves: list[list[bytes]] = []
+
+    def whole(client: Client) -> list[bytes]:
+        halves.append(stepped(client, 0, 5))
+        client.save(folder)
+        return stepped(client, 5, 10)
+
+    def half(client: Client) -> list[bytes]:
+        client.sparse_table("rows", dim=4, optimizer=Adam(0.05))
+        client.dense_table("bias", np.zeros(3), optimizer=Ftrl(0.1))
+        client.load(folder)
+        return stepped(client, 5, 10 if client.runtime.server_num == 3 else 5)
+
+    expected = trained(2, whole)
+    assert {spec.name for spec in read_specs(folder)} == {"rows", "bias"}
+    assert expected != halves[0] == halves[1]
+    assert trained(3, half) == expected
+    assert trained(1, half) == halves[0]
+    with psfleet.connect() as alone:
+        assert half(alone) == halves[0]
 
 
 def test_a_client_and_the_fleet_are_one(tmp_path: Path) -> None:
@@ -250,7 +276,7 @@ def test_a_worker_that_forgets_init_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_client_has_a_place_in_the_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a client of psfleet.connect() has the worker's seat, what asks for the role needs no
     fleet.init(): it is the role of that seat."""
-    with LocalFleet(1, 1) as servers:
+    with LocalFleet(1, 1, in_process=True) as servers:
         for name, value in {"ROLE": "worker", "SERVERS": servers.endpoints[0]}.items():
             monkeypatch.setenv(f"PSFLEET_{name}", value)
         monkeypatch.setattr(fleet._fleet, "_joined", None)
@@ -258,6 +284,7 @@ def test_a_client_has_a_place_in_the_fleet(monkeypatch: pytest.MonkeyPatch) -> N
             assert (fleet.worker_num(), fleet.server_num(), fleet.is_worker()) == (1, 1, True)
             assert [*fleet.shard(range(4))] == [*range(4)]
             fleet.barrier_worker()
+        fleet.stop_worker()
 
 
 @pytest.mark.parametrize("name", ["PSFLEET_SERVERS", "PADDLE_PSERVERS_IP_PORT_LIST"])

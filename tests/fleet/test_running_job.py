@@ -70,7 +70,7 @@ def counts(ps: Client) -> list[tuple[int, list[int]]]:
     return [(s["workers"], [table["count"] for table in s["tables"]]) for s in ps.stats()]
 
 
-@pytest.mark.parametrize("mode", ["sync", "ssp"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("ssp", marks=pytest.mark.long)])
 def test_readers_change_nothing(mode: str) -> None:
     """Two processes read while a worker trains a table that admits and evicts rows; one of them is killed.
     Rows, state, ages and the servers' counts of workers and rows are those of a run that nobody reads."""
@@ -203,11 +203,12 @@ def test_modes_that_work_on_copies(mode: str) -> None:
         assert rows.tobytes() == state.values[0].tobytes()
 
 
-def test_a_script_that_does_not_close() -> None:
-    """Its process ends nevertheless."""
+@pytest.mark.parametrize("starter", ["1", pytest.param("0", marks=pytest.mark.long)])
+def test_a_script_that_does_not_close(starter: str) -> None:
+    """Its process ends nevertheless, also where it is a new interpreter."""
     with LocalFleet(1, 1, in_process=True) as fleet, Client(fleet.connect(0, "async")) as ps:
         ps.sparse_table("users", 3, SGD(0.1)).push(IDS, np.ones((40, 3))).wait()
-        environment = {**os.environ, "PSFLEET_TEST_STARTER": "0"}  # how an interpreter ends
+        environment = {**os.environ, "PSFLEET_TEST_STARTER": starter}
         process = ended([*READER, job(fleet), "users", "3"], env=environment)
         assert process.returncode == 0, process.stderr
         assert process.stdout.count("read") == 3

@@ -54,7 +54,13 @@ def machine_code(kernel: Any) -> str:
 
 
 @WIDE
-@pytest.mark.parametrize("name", RULE_CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("adam", "lamb", "sgd") else pytest.param(name, marks=pytest.mark.long)
+        for name in RULE_CASES
+    ],
+)
 def test_dense_kernel_is_vectorised(name: str) -> None:
     """The machine code of every rule's dense kernel works on whole vector registers."""
     rule: Rule = RULE_CASES[name]
@@ -65,7 +71,10 @@ def test_dense_kernel_is_vectorised(name: str) -> None:
 
 
 @WIDE
-@pytest.mark.parametrize("name", ["adam", "ftrl", "rowwise_adagrad"])
+@pytest.mark.parametrize(
+    "name",
+    ["adam", *(pytest.param(name, marks=pytest.mark.long) for name in ("ftrl", "rowwise_adagrad"))],
+)
 def test_short_rows_are_vectorised(name: str) -> None:
     """A row of 8 is one vector: no weight has a division or a root of its own.
 

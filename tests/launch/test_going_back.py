@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,13 +21,17 @@ TWO = ("--servers", "2", "--workers", "2", "--no-progress")
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What a job without faults saves, by how it gets its samples."""
-    folder = tmp_path_factory.mktemp("plain")
-    with launches(folder) as launch:
-        for samples in ("shard", "dataset"):
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Tells what a job without faults saves that gets its samples so."""
+
+    @cache
+    def saved(samples: str) -> Path:
+        folder = tmp_path_factory.mktemp("plain")
+        with launches(folder) as launch:
             assert launch(*TWO, SCRIPT, "30", "0", samples, samples).ends()[0] == 0
-    return {samples: folder / samples for samples in ("shard", "dataset")}
+        return folder / samples
+
+    return saved
 
 
 def complete(folder: Path) -> list[Path]:
@@ -39,7 +45,7 @@ def equal(first: Path, second: Path) -> bool:
 
 
 def test_a_killed_server_takes_the_job_back(
-    launch: Launch, tmp_path: Path, plain: dict[str, Path]
+    launch: Launch, tmp_path: Path, plain: Callable[[str], Path]
 ) -> None:
     """The whole job starts again from the last snapshot, in which is the plan of its fleet.dataset, says so,
     and gives the bits of a plain run. (With fleet.shard: the job that must end, below.)
@@ -53,12 +59,12 @@ def test_a_killed_server_takes_the_job_back(
     out, err = launcher.ends_with(0)
     assert re.search(r"generation 1 starts from .*snapshot-00000", err), err
     assert int(out.split()[-1]) < 30  # steps of worker 0 since
-    assert equal(plain["dataset"], tmp_path / "killed")
+    assert equal(plain("dataset"), tmp_path / "killed")
     three = ("--servers", "3", *TWO[2:], "--resume", "psfleet-logs/j")
     out, err = launch(*three, SCRIPT, "30", "0", "resumed", "dataset").ends_with(0)
     assert int(out.split()[-1]) < 30
     assert len(read_manifest(tmp_path / "resumed").files) == 3
-    assert equal(plain["dataset"], tmp_path / "resumed")
+    assert equal(plain("dataset"), tmp_path / "resumed")
 
 
 def test_a_job_goes_back_after_a_worker_was_restarted(job: Launch) -> None:
@@ -103,7 +109,7 @@ def test_snapshots_that_fail_are_told_on_the_screen(launch: Launch, tmp_path: Pa
 
 @pytest.mark.long
 def test_a_job_that_must_end_takes_a_snapshot(
-    launch: Launch, tmp_path: Path, plain: dict[str, Path]
+    launch: Launch, tmp_path: Path, plain: Callable[[str], Path]
 ) -> None:
     """SIGUSR1 ends a job with a snapshot; a job that resumes from it gives the bits of a plain run."""
     keeps = ("--snapshot-every", "3 rounds", "--job", "j")
@@ -117,7 +123,7 @@ def test_a_job_that_must_end_takes_a_snapshot(
     resumed = launch(*TWO, "--resume", match[1], SCRIPT, "30", "0", "resumed")
     out, err = resumed.ends_with(0)
     assert int(out.split()[-1]) < 60  # steps of worker 0 since
-    assert equal(plain["shard"], tmp_path / "resumed")
+    assert equal(plain("shard"), tmp_path / "resumed")
 
 
 def test_a_job_without_snapshots_ends_without_one(job: Launch) -> None:

@@ -1,4 +1,4 @@
-"""Jobs with the real server program: what a user sees, and the same bits from every way to run."""
+"""Jobs with the real server program: what a user sees."""
 
 import os
 import pty
@@ -7,18 +7,9 @@ import signal
 from io import FileIO
 from pathlib import Path
 
-from tests.launch.conftest import Launch, digest
+from tests.launch.conftest import Launch
 
 TRAINER = str(Path(__file__).with_name("trainer.py"))
-
-
-def test_every_cluster_gives_the_same_bits(launch: Launch) -> None:
-    """Two workers in sync mode: one server on a unix socket and three on TCP agree to the bit."""
-    digests = set()
-    for options in (["--servers", "1"], ["--servers", "3", "--tcp", "--sync"]):
-        out, _ = launch(*options, "--workers", "2", TRAINER, "20").ends_with(0)
-        digests.add(digest(out))
-    assert len(digests) == 1
 
 
 def test_a_crash_leaves_a_trace(launch: Launch) -> None:
@@ -52,7 +43,7 @@ def test_the_progress_is_shown_on_a_terminal(launch: Launch, tmp_path: Path) -> 
     with FileIO(ours) as screen:
         try:
             how = {"terminal": terminal, "TERM": "xterm", "COLUMNS": "120"}
-            launcher = launch("--workers", "2", TRAINER, "800", "0.01", **how)
+            launcher = launch("--workers", "2", TRAINER, "200", "0.04", **how)
         finally:
             os.close(terminal)
         shown = _read_all(screen)

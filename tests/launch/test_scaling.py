@@ -91,10 +91,12 @@ def test_a_new_server_that_is_killed(launch: Launch, tmp_path: Path) -> None:
     assert "server 2" in err
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_job_with_logs(launch: Launch, tmp_path: Path) -> None:
     """Servers that keep logs move their rows too: afterwards the launcher starts a new one and server 0 again
-    when they die, and the rows in the end have the bits of a job without any of that."""
+    when they die, and the rows in the end have the bits of a job without any of that. (Without a launcher:
+    tests/cluster/test_scaling_logs.py.)"""
     job = start(launch, tmp_path, "--durability", "log")
     for servers in (3, 1):
         assert scaled(tmp_path, servers)

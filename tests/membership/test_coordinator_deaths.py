@@ -29,7 +29,13 @@ def crash(point: str, seed: int) -> str:
     return f"{point}:{random.Random(seed).randint(2, 7 if point in ('freeze', 'install') else 60)}"
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point",
+    [
+        point if point == "install" else pytest.param(point, marks=pytest.mark.long)
+        for point in POINTS
+    ],
+)
 def test_a_coordinator_that_comes_back_changes_no_bit(expected: TableState, point: str) -> None:
     """Sync mode: server 0 and a worker die; the log says who was in the fleet and what was decided."""
     for seed in range(1 + MORE):

@@ -37,7 +37,13 @@ class Dead(Exception):
     """The worker's process is gone."""
 
 
-@pytest.mark.parametrize("phase", [0, 2, 3, 4])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        pytest.param(phase, marks=() if phase in (2, 3) else pytest.mark.long)
+        for phase in (0, 2, 3, 4)
+    ],
+)
 def test_a_restarted_worker_joins_in_the_present_mode(phase: int) -> None:
     """Worker 1 dies within the dataset after the phase-th change of the mode; its script runs from the
     start. It passes over the changes behind the fleet, makes the others with it, and each sample of
@@ -151,7 +157,12 @@ def change(told: int, arrive: Callable[[], None]) -> WatchedCalls:
 
 @pytest.mark.parametrize(
     ("before", "after", "told"),
-    [("sync", "async", 1), ("async", "sync", 0), ("async", "sync", 1), ("async", "ssp", 0)],
+    [
+        ("sync", "async", 1),
+        pytest.param("async", "sync", 0, marks=pytest.mark.long),
+        ("async", "sync", 1),
+        pytest.param("async", "ssp", 0, marks=pytest.mark.long),
+    ],
 )
 def test_a_later_incarnation_makes_the_change(before: Mode, after: Mode, told: int) -> None:
     """Worker 0 has told no server, or the first one, when worker 1's later incarnation begins and trains: it

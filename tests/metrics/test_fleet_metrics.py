@@ -82,8 +82,7 @@ def trained(
 
 
 @pytest.mark.parametrize(
-    ("workers", "mode"),
-    [*((1, "async"), (3, "async"), (3, "sync"), (2, "ssp"), (2, "geo"), (2, "half-async"))],
+    ("workers", "mode"), [*((3, "async"), (3, "sync"), (2, "ssp"), (2, "geo"), (2, "half-async"))]
 )
 def test_they_are_scikit_learns(workers: int, mode: Mode) -> None:
     """On two servers, by task and by slice; every worker reads the same bits."""
@@ -112,7 +111,7 @@ def test_a_process_without_servers_reads_the_same() -> None:
 
 def test_slices_are_values_of_features() -> None:
     """Each value that is listed, and the others together, equal scikit-learn's on the pooled samples."""
-    samples = Samples.drawn(120, seed=5)
+    samples = Samples.drawn(60, seed=5)
     results: list[dict[str, float]] = []
     slices: Slices = {"device": SLICES[:2], "digit": [7, 1, 4]}
 
@@ -157,7 +156,7 @@ def test_wrong_slices() -> None:
 
 def test_reading_stops_nobody_and_waits_for_nobody() -> None:
     """Async mode: worker 0 reads while worker 1 does nothing, and gets what both have pushed."""
-    samples = Samples.drawn(200, seed=3)
+    samples = Samples.drawn(80, seed=3)
     parts = samples.parts(4)
     with LocalFleet(2, 2, in_process=True) as fleet:
         runtimes = [fleet.connect(worker, "async") for worker in range(2)]

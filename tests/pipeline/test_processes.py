@@ -35,7 +35,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     ("wrapper", "options"),
     [
         ("cut", "--pipeline 1f1b --stages 3 --servers 2"),
-        ("plain", "--pipeline gpipe --stages 2 --recompute"),
+        pytest.param("plain", "--pipeline gpipe --stages 2 --recompute", marks=pytest.mark.long),
         ("loss", "--pipeline 1f1b --stages 2"),  # the second stage reads no parameter
     ],
 )
@@ -132,7 +132,9 @@ COMPOSED = Path(__file__).parent / "scripts" / "composed.py"
 
 
 @pytest.mark.parametrize(
-    "more", ["[dgc]\nsparsity = [0.75]\n", "[lars]\n[amp]\n"], ids=["dgc", "lars, amp"]
+    "more",
+    ["[dgc]\nsparsity = [0.75]\n", pytest.param("[lars]\n[amp]\n", marks=pytest.mark.long)],
+    ids=["dgc", "lars, amp"],
 )
 def test_everything_around_one_optimizer(launch: Launch, tmp_path: Path, more: str) -> None:
     """Recompute, pipeline, merge and a switch of the rule, around Momentum that is in a
@@ -196,6 +198,7 @@ def test_all_stages_have_the_same_batches(launch: Launch, tmp_path: Path, mode: 
 EXAMPLE = str(Path(__file__).resolve().parents[2] / "examples" / "pipeline_mlp.py")
 
 
+@pytest.mark.long
 def test_the_example_learns_on_two_stages(launch: Launch) -> None:
     """50 steps on two stages bring the loss of 10 classes from 2.3 below 0.3."""
     options = "--pipeline 1f1b --stages 2 --micro-batches 8"

@@ -72,7 +72,13 @@ def test_kills_do_not_change_a_bit(
         assert fleet.restarts >= 2 * DEATHS - 1
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point",
+    [
+        point if point in ("tear", "applied") else pytest.param(point, marks=pytest.mark.long)
+        for point in POINTS
+    ],
+)
 def test_one_server_dies_at_every_point(point: str) -> None:
     """One worker and one server that is also the coordinator; the disk is asked to keep each record."""
     alone = EmbeddedRuntime()

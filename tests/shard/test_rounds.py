@@ -1,6 +1,9 @@
-"""Rounds and sequences: what a shard does with pushes that come late, twice, early or not at all."""
+"""Rounds and sequences: what a shard does with pushes that come late, twice, early or not at all.
 
-import random
+tests/protocol proves it for random schedules. These are examples of the rules; where a docstring names a
+line of code, tests/mutants/planted.py changes it, and the example fails.
+"""
+
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,7 +23,6 @@ from psfleet.core.engine.rules.adam import Adam
 from psfleet.core.engine.rules.momentum import SGD
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import (
-    Event,
     Expire,
     Instruction,
     Join,
@@ -85,7 +87,10 @@ def outcome(instructions: list[Instruction]) -> object:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_skipped_push_is_a_gap(shards: list[Shard], mode: str) -> None:
-    """A push whose predecessor never came is refused by name and changes nothing."""
+    """A push whose predecessor never came is refused by name and changes nothing.
+
+    `if push.sequence != self.closed + 1:`, and in async mode `if push.sequence - 1 - push.skipped > last:`.
+    """
     shard = make(shards, 1, mode)
     assert outcome(shard.handle(dense_push(0, 2, 1.0), "a")) is Gap
     assert weights(shard) == [0, 0, 0]
@@ -102,7 +107,10 @@ def test_earlier_incarnation_is_fenced(shards: list[Shard]) -> None:
 
 
 def test_waiting_pull_expires_by_name(shards: list[Shard]) -> None:
-    """A pull whose round does not close says whom it waits for; the round may still close later."""
+    """A pull whose round does not close says whom it waits for; the round may still close later.
+
+    `return pull.commit <= self.rounds.closed`.
+    """
     shard = make(shards, 2)
     shard.handle(dense_push(0, 1, 1.0), "a")
     shard.handle(Pull(0, 1, (), commit=1), "p")
@@ -116,7 +124,10 @@ def test_waiting_pull_expires_by_name(shards: list[Shard]) -> None:
 
 
 def test_rest_lets_others_go_on_until_all_meet(shards: list[Shard]) -> None:
-    """A worker without data rests; rounds close without it; when all rest, all are members again."""
+    """A worker without data rests; rounds close without it; when all rest, all are members again.
+
+    `return number > self.rests.get(worker, 0)`.
+    """
     shard = make(shards, 2)
     assert shard.handle(Leave(1, 1, 0, rest=1), "r1")[0] == SendOutcome("r1", number=2)
     shard.handle(dense_push(0, 1, 1.0), "a")
@@ -130,7 +141,10 @@ def test_rest_lets_others_go_on_until_all_meet(shards: list[Shard]) -> None:
 
 
 def test_commit_without_its_push_is_refused(shards: list[Shard]) -> None:
-    """A commit of a push that this server never held is an error, not a wait without end."""
+    """A commit of a push that this server never held is an error, not a wait without end.
+
+    `if number < self.first.get(worker, 1):`.
+    """
     shard = make(shards, 1)
     assert outcome(shard.handle(Pull(0, 1, (), commit=1), "p")) is ProtocolError
 
@@ -145,45 +159,6 @@ def test_bad_gradient_changes_nothing(shards: list[Shard]) -> None:
     assert outcome(shard.handle(Push(0, 1, 1, (good,)), "a")) == "applied"
 
 
-def random_events(rng: random.Random, workers: int, rounds: int) -> Iterator[tuple[Event, str]]:
-    """Every worker's calls in some order, each of them repeated now and then."""
-    streams = [
-        [
-            event
-            for number in range(1, rounds + 1)
-            for event in (dense_push(w, number, (w + 1) / number), Pull(w, 1, (), commit=number))
-        ]
-        for w in range(workers)
-    ]
-    position = [0] * workers
-    while any(position[w] < len(streams[w]) for w in range(workers)):
-        worker = rng.choice([w for w in range(workers) if position[w] < len(streams[w])])
-        # A worker's next push waits for the round of its last one.
-        low = min(position) // 2
-        if position[worker] // 2 > low:
-            continue
-        event = streams[worker][position[worker]]
-        yield event, f"{worker}:{position[worker]}:{rng.random()}"
-        if rng.random() < 0.3:
-            continue  # the same call again: its reply was lost
-        position[worker] += 1
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_arrival_order_does_not_change_bits(shards: list[Shard], seed: int) -> None:
-    """Any order and any repetition of the same calls gives the weights of the plain order."""
-    plain, mixed = make(shards, 3), make(shards, 3)
-    for number in range(1, 6):
-        for worker in range(3):
-            plain.handle(dense_push(worker, number, (worker + 1) / number), "a")
-        for worker in range(3):
-            plain.handle(Pull(worker, 1, (), commit=number), f"p{worker}")
-    for event, call in random_events(random.Random(seed), 3, 5):
-        mixed.handle(event, call)
-        mixed.validate()
-    assert weights(plain) == weights(mixed)
-
-
 def test_a_push_of_the_next_round_is_no_repeat_of_one_that_is_held(shards: list[Shard]) -> None:
     """A server that others have left behind does not say that it holds a push that it does not take."""
     shard = make(shards, 2)
@@ -193,7 +168,10 @@ def test_a_push_of_the_next_round_is_no_repeat_of_one_that_is_held(shards: list[
 
 
 def test_views_do_not_go_back(shards: list[Shard]) -> None:
-    """Late messages about a view are refused: a later one is promised, or it is installed already."""
+    """Late messages about a view are refused: a later one is promised, or it is installed already.
+
+    `if event.view < self.promised or event.view <= self.view:`.
+    """
     shard = make(shards, 1)
     seats = {0: SeatView((Incarnation(1),))}
     assert outcome(shard.handle(PrepareView(3), "freeze")) is SendReport
@@ -206,7 +184,10 @@ def test_views_do_not_go_back(shards: list[Shard]) -> None:
 def test_a_server_that_is_behind_closes_the_rounds_that_were_empty_elsewhere(
     shards: list[Shard],
 ) -> None:
-    """Who was to count later is removed; its view says how far another server is, and this one follows."""
+    """Who was to count later is removed; its view says how far another server is, and this one follows.
+
+    `self.committed[seat] = push.sequence` and `self.committed.get(seat, 0) <= self.closed`.
+    """
     shard = make(shards, 2)
     for worker in (0, 1):
         shard.handle(dense_push(worker, 1, 1.0), "push")
@@ -222,7 +203,10 @@ def test_a_server_that_is_behind_closes_the_rounds_that_were_empty_elsewhere(
 
 
 def test_repeated_push_of_a_closed_round_is_held(shards: list[Shard]) -> None:
-    """Sync: the late copy of a push whose round is closed changes nothing."""
+    """Sync: the late copy of a push whose round is closed changes nothing.
+
+    `if push.sequence <= self.closed:`.
+    """
     shard = make(shards, 1)
     shard.handle(dense_push(0, 1, 1.0), "a")
     shard.handle(Pull(0, 1, (), commit=1), "p")

@@ -219,7 +219,11 @@ def test_a_primary_that_is_killed_when_all_is_done() -> None:
 
 
 def test_a_primary_waits_for_a_standby_that_has_its_copy() -> None:
-    """From its first word on; a broken stream releases nobody, the launcher's word does."""
+    """From its first word on; a broken stream releases nobody, the launcher's word does.
+
+    The planted faults of `return not self.required or self._taken >= end` and
+    `self._attach, self.required = 0, False`.
+    """
     feed = LogShipping()
     last = feed.attach(1)
     feed.append(4, [b"before"])
@@ -232,7 +236,7 @@ def test_a_primary_waits_for_a_standby_that_has_its_copy() -> None:
         feed.settle(feed.end)
         event.set()
 
-    waiting = threading.Thread(target=wait)
+    waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
     feed.took(1, feed.end - 1)
     feed.lose(1)
@@ -245,7 +249,10 @@ def test_a_primary_waits_for_a_standby_that_has_its_copy() -> None:
 
 
 def test_words_of_a_released_standby_do_not_count() -> None:
-    """Its stream may still end, or bring what it took, when the next one follows."""
+    """Its stream may still end, or bring what it took, when the next one follows.
+
+    The planted fault of `return self._connected and self._attach == attach`.
+    """
     feed = LogShipping()
     feed.attach(1)
     feed.release(1)
@@ -276,7 +283,10 @@ def test_metrics_do_not_take_back_a_record() -> None:
 
 
 def test_released_standbys_cannot_attach() -> None:
-    """A late one must not be waited for: nobody would promote it."""
+    """A late one must not be waited for: nobody would promote it.
+
+    The planted faults of `if number <= self._floor:` and `if self._attach and self._attach <= self._floor:`.
+    """
     feed = LogShipping()
     feed.release(2)
     with pytest.raises(Fenced):
