@@ -53,7 +53,9 @@ from psfleet.core.net.table_messages import read_clock
 _MOST = 2**62  # largest position in an eviction stream: adding a count to it still fits into int64
 
 
-_PAGE = 1 << 16  # rows read at a time, which bounds the memory beside the tables
+_PAGE = (
+    1 << 14
+)  # rows read at a time, for which a server's lock is held and which stay in the caches
 Ids = NDArray[np.int64]
 Events = Iterator[CreateTable | RestorePart]
 
@@ -314,8 +316,10 @@ class Snapshot:
             for file in files:
                 for columns in _pages(file, spec):
                     is_owned = owned_rows(spec, columns[ROW_IDS], server, servers)
-                    is_owned &= ~np.isin(columns[ROW_IDS], later)
-                    if is_owned.any():
+                    is_owned &= ~_are_among(columns[ROW_IDS], later)
+                    if is_owned.all():
+                        yield RestorePart(spec.key, clock, columns)
+                    elif is_owned.any():
                         yield RestorePart(
                             spec.key, clock, {n: _of(c, is_owned) for n, c in columns.items()}
                         )
@@ -447,6 +451,14 @@ def _check_repeats(table: str, columns: Sequence[Ids]) -> None:
     ids = np.sort(np.concatenate([np.zeros(0, np.int64), *columns]))
     if (repeats := ids[1:][ids[1:] == ids[:-1]]).size:
         raise ValueError(f"table {table!r} has two entries of the id {repeats[0]}")
+
+
+def _are_among(ids: Ids, ascending_ids: Ids) -> NDArray[np.bool_]:
+    """Return a mask of the ids that occur among the others."""
+    if not len(ascending_ids):
+        return np.zeros(len(ids), np.bool_)
+    places = np.searchsorted(ascending_ids, ids)
+    return ascending_ids[np.minimum(places, len(ascending_ids) - 1)] == ids
 
 
 def _of(column: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:
