@@ -115,11 +115,12 @@ def torch_rounds(clock: Clock, folder: Path, rows: int) -> Callable[[], None]:
     """Return a round of torch's own ways, or nothing to do where torch is missing."""
     try:
         import torch
-        import torch.distributed.checkpoint as dcp
+        import torch.distributed.checkpoint
     except ImportError:
         print("torch is not installed")
         return lambda: None
     torch.set_num_threads(1)
+    dcp: Any = torch.distributed.checkpoint
     state: dict[str, Any] = {f"state{n}": torch.randn(rows, 16) for n in range(3)}
     state |= {name: torch.arange(rows) for name in ("ids", "steps")}
     us = [os.getpid()]
@@ -235,4 +236,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

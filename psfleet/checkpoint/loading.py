@@ -458,7 +458,8 @@ def _are_among(ids: Ids, ascending_ids: Ids) -> NDArray[np.bool_]:
     if not len(ascending_ids):
         return np.zeros(len(ids), np.bool_)
     places = np.searchsorted(ascending_ids, ids)
-    return ascending_ids[np.minimum(places, len(ascending_ids) - 1)] == ids
+    mask: NDArray[np.bool_] = ascending_ids[np.minimum(places, len(ascending_ids) - 1)] == ids
+    return mask
 
 
 def _of(column: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:

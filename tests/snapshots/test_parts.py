@@ -117,6 +117,15 @@ def test_a_thread_that_writes_rests_in_proportion(worked: float, rest: float) ->
     assert rests == pytest.approx([rest, rest])
 
 
+def test_a_long_rest_ends_when_nothing_trains_any_more() -> None:
+    """The share is asked for again and again: a large dense table is one long piece of work."""
+    clock, shares, rests = [0.0], iter([0.1, 0.1, 0.1, 1.0]), list[float]()
+    pace = Throttle(lambda: next(shares), lambda: clock[0], rests.append)
+    clock[0] += 2.0
+    pace.rest()
+    assert rests == [0.1, 0.1, 0.1]
+
+
 class Machine:
     """A clock, a counter of calls and the idle time of processors, which tests set."""
 

@@ -24,13 +24,16 @@ from psfleet.core.engine.shard.events import FrozenShard
 from psfleet.core.net.server_state import ServerState
 
 _LEAST = 0.0005  # seconds of a rest: threads that wait for the interpreter or a table come first
+# Seconds after which a rest asks for the share again. That may have become everything.
+_LONGEST = 0.1
 _log = log_of(__name__)
 
 # Seconds without a push or pull after which nothing trains. A script with longer steps leaves its servers
 # idle between them.
 _QUIET = 0.25
-# Share of one processor beside training that keeps all processors busy: with two servers on two processors, a
-# tenth of what there is.
+# Least shares of one processor beside training that keeps all processors busy. Rows get more than the
+# checksum: until a row is read, each push of its id looks it up once more, and the first one copies it.
+_LEAST_FOR_ROWS = 0.3
 _LEAST_SHARE = 0.1
 # Largest share beside training, however many processors are idle: calls need the interpreter too.
 _MOST_SHARE = 0.5
@@ -70,9 +73,13 @@ class Throttle:
 
     def rest(self) -> None:
         """Sleep in proportion to the work since the last rest. Only the thread itself may call this."""
-        share = self._share()
-        if share < 1:
-            self._sleep(max(_LEAST, (self._worked() - self._rested_at) * (1 / share - 1)))
+        work, rested = self._worked() - self._rested_at, 0.0
+        while (share := self._share()) < 1:
+            left = max(_LEAST, work * (1 / share - 1)) - rested
+            if left <= 0:
+                break
+            self._sleep(min(left, _LONGEST))
+            rested += min(left, _LONGEST)
         self._rested_at = self._worked()
 
 
@@ -80,18 +87,22 @@ class SnapshotShare:
     """Share of one processor that the thread of a snapshot may take now, by what training needs.
 
     - Everything, while no push or pull arrives: nothing trains, or all workers wait for the snapshot.
-    - Otherwise a tenth, and half of the time in which processors of this machine are idle.
-    - The tenth grows with the age of the snapshot, so that it ends however busy the machine is.
+    - Otherwise the least share, and half of the time in which processors of this machine are idle.
+    - The least share grows with the age of the snapshot, so that it ends however busy the machine is.
 
     Args:
         calls: Returns a number that rises with each push and pull of a worker.
         idle: Returns the seconds that all processors together have been idle.
         clock: Returns seconds that only rise.
+
+    Attributes:
+        least: Least share of a snapshot that is new.
     """
 
     def __init__(
         self, calls: Callable[[], int], idle: Callable[[], float], clock: Callable[[], float]
     ) -> None:
+        self.least = _LEAST_SHARE
         self._calls, self._idle, self._clock = calls, idle, clock
         self._seen_calls, self._called_at = calls(), -math.inf
         self._began = self._measured_at = clock()
@@ -108,8 +119,8 @@ class SnapshotShare:
             idle = self._idle()
             self._idle_processors = max(idle - self._idle_then, 0) / (now - self._measured_at)
             self._measured_at, self._idle_then = now, idle
-        least = _LEAST_SHARE * (1 + ((now - self._began) / _PATIENT) ** 2)
-        spare = min(_LEAST_SHARE + _OF_IDLE * self._idle_processors, _MOST_SHARE)
+        least = self.least * (1 + ((now - self._began) / _PATIENT) ** 2)
+        spare = min(self.least + _OF_IDLE * self._idle_processors, _MOST_SHARE)
         return min(max(least, spare), 1.0)
 
 
@@ -257,11 +268,12 @@ class SnapshotWriter:
 
     def _write_file(self, part: _PartInProgress, frozen: FrozenShard, state: ServerState) -> None:
         outcome: bytes | PsfleetError
-        pace = Throttle(SnapshotShare(self._calls, idle_seconds, time.monotonic))
-        began = time.monotonic()
+        share, began = SnapshotShare(self._calls, idle_seconds, time.monotonic), time.monotonic()
+        pace = Throttle(share)
 
-        def between() -> None:
+        def between(is_row_page: bool) -> None:
             faults.reach("page")
+            share.least = _LEAST_FOR_ROWS if is_row_page else _LEAST_SHARE
             if not self._ending:
                 pace.rest()
 
