@@ -12,7 +12,6 @@ snapshot stays.
 
 import contextlib
 import fcntl
-import functools
 import json
 import os
 import posixpath
@@ -266,7 +265,7 @@ def write_frozen(
     folder: str,
     frozen: FrozenShard,
     state: ServerState | None = None,
-    between: Callable[[bool], None] | None = None,
+    between: Callable[[], None] | None = None,
 ) -> ShardFile:
     """Write the image of a shard as one file, and return its entry in the manifest once it is durable.
 
@@ -304,8 +303,8 @@ def write_frozen(
                 for column, values in page.items():
                     writer.append(f"{table.spec.name}/{column}", values)
                 if between is not None:
-                    between(True)
-        sha256, size = writer.finish(between and functools.partial(between, False))
+                    between()
+        sha256, size = writer.finish(between)
     sync(Path(folder))
     dense = [table.spec for table in tables if table.spec.kind == "dense"]
     return ShardFile(

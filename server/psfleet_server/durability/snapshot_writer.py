@@ -31,17 +31,16 @@ _log = log_of(__name__)
 # Seconds without a push or pull after which nothing trains. A script with longer steps leaves its servers
 # idle between them.
 _QUIET = 0.25
-# Least shares of one processor beside training that keeps all processors busy. Rows get more than the
-# checksum: until a row is read, each push of its id looks it up once more, and the first one copies it.
-_LEAST_FOR_ROWS = 0.3
-_LEAST_SHARE = 0.1
+# Least share of one processor beside training that keeps all processors busy. W1 loses as many steps to a
+# snapshot with a quarter as with a half, and more with a tenth: a push pays for rows that are not read yet.
+_LEAST_SHARE = 0.25
 # Largest share beside training, however many processors are idle: calls need the interpreter too.
 _MOST_SHARE = 0.5
 # Part of the idle processors' time that a file takes. Other servers of the machine may want the rest.
 _OF_IDLE = 0.5
 # Seconds over which idle time is measured. The kernel counts it in steps of 0.01.
 _WINDOW = 0.1
-# Age in seconds at which the least share has doubled. It is everything at three times this age: three of the
+# Age in seconds at which the least share has doubled. It is everything before twice this age, well within the
 # ten minutes that server 0 waits for a file.
 _PATIENT = 60.0
 Told = Callable[[bytes | PsfleetError], None]
@@ -87,22 +86,18 @@ class SnapshotShare:
     """Share of one processor that the thread of a snapshot may take now, by what training needs.
 
     - Everything, while no push or pull arrives: nothing trains, or all workers wait for the snapshot.
-    - Otherwise the least share, and half of the time in which processors of this machine are idle.
-    - The least share grows with the age of the snapshot, so that it ends however busy the machine is.
+    - Otherwise a quarter, and half of the time in which processors of this machine are idle.
+    - The quarter grows with the age of the snapshot, so that it ends however busy the machine is.
 
     Args:
         calls: Returns a number that rises with each push and pull of a worker.
         idle: Returns the seconds that all processors together have been idle.
         clock: Returns seconds that only rise.
-
-    Attributes:
-        least: Least share of a snapshot that is new.
     """
 
     def __init__(
         self, calls: Callable[[], int], idle: Callable[[], float], clock: Callable[[], float]
     ) -> None:
-        self.least = _LEAST_SHARE
         self._calls, self._idle, self._clock = calls, idle, clock
         self._seen_calls, self._called_at = calls(), -math.inf
         self._began = self._measured_at = clock()
@@ -119,8 +114,8 @@ class SnapshotShare:
             idle = self._idle()
             self._idle_processors = max(idle - self._idle_then, 0) / (now - self._measured_at)
             self._measured_at, self._idle_then = now, idle
-        least = self.least * (1 + ((now - self._began) / _PATIENT) ** 2)
-        spare = min(self.least + _OF_IDLE * self._idle_processors, _MOST_SHARE)
+        least = _LEAST_SHARE * (1 + ((now - self._began) / _PATIENT) ** 2)
+        spare = min(_LEAST_SHARE + _OF_IDLE * self._idle_processors, _MOST_SHARE)
         return min(max(least, spare), 1.0)
 
 
@@ -268,12 +263,11 @@ class SnapshotWriter:
 
     def _write_file(self, part: _PartInProgress, frozen: FrozenShard, state: ServerState) -> None:
         outcome: bytes | PsfleetError
-        share, began = SnapshotShare(self._calls, idle_seconds, time.monotonic), time.monotonic()
-        pace = Throttle(share)
+        pace = Throttle(SnapshotShare(self._calls, idle_seconds, time.monotonic))
+        began = time.monotonic()
 
-        def between(is_row_page: bool) -> None:
+        def between() -> None:
             faults.reach("page")
-            share.least = _LEAST_FOR_ROWS if is_row_page else _LEAST_SHARE
             if not self._ending:
                 pace.rest()
 
