@@ -53,7 +53,8 @@ from psfleet.core.net.table_messages import read_clock
 _MOST = 2**62  # largest position in an eviction stream: adding a count to it still fits into int64
 
 
-_PAGE = 1 << 16  # rows that are read at a time, to limit the memory beside the tables
+# Rows that are read at a time: a server's lock is held for them, and they stay in the processor's caches.
+_PAGE = 1 << 14
 Ids = NDArray[np.int64]
 Events = Iterator[CreateTable | RestorePart]
 
@@ -319,8 +320,10 @@ class Snapshot:
             for file in files:
                 for columns in _pages(file, spec):
                     is_owned = owned_rows(spec, columns[ROW_IDS], server, servers)
-                    is_owned &= ~np.isin(columns[ROW_IDS], later)
-                    if is_owned.any():
+                    is_owned &= ~_are_among(columns[ROW_IDS], later)
+                    if is_owned.all():
+                        yield RestorePart(spec.key, clock, columns)
+                    elif is_owned.any():
                         yield RestorePart(
                             spec.key, clock, {n: _of(c, is_owned) for n, c in columns.items()}
                         )
@@ -454,6 +457,15 @@ def _check_repeats(table: str, columns: Sequence[Ids]) -> None:
     ids = np.sort(np.concatenate([np.zeros(0, np.int64), *columns]))
     if (repeats := ids[1:][ids[1:] == ids[:-1]]).size:
         raise ValueError(f"table {table!r} has two entries of the id {repeats[0]}")
+
+
+def _are_among(ids: Ids, ascending_ids: Ids) -> NDArray[np.bool_]:
+    """Return a mask of the ids that occur among the others."""
+    if not len(ascending_ids):
+        return np.zeros(len(ids), np.bool_)
+    places = np.searchsorted(ascending_ids, ids)
+    mask: NDArray[np.bool_] = ascending_ids[np.minimum(places, len(ascending_ids) - 1)] == ids
+    return mask
 
 
 def _of(column: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:

@@ -15,7 +15,7 @@ from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.shard.snapshot_cuts import PendingCut
 from psfleet.core.net.server_state import ServerState
-from psfleet_server.durability.snapshot_writer import SnapshotWriter, Throttle
+from psfleet_server.durability.snapshot_writer import SnapshotShare, SnapshotWriter, Throttle
 
 DENSE = TableSpec("d", "dense", (10,), make_rule("sgd", {}))
 SECONDS = 60.0
@@ -110,8 +110,63 @@ def test_a_snapshot_that_is_given_up_leaves_no_thread(tmp_path: Path) -> None:
 def test_a_thread_that_writes_rests_in_proportion(worked: float, rest: float) -> None:
     """Of a quarter of one processor's time three quarters are rests; each lasts a moment at least."""
     clock, rests = [1.0], list[float]()
-    pace = Throttle(0.25, lambda: clock[0], rests.append)
+    pace = Throttle(lambda: 0.25, lambda: clock[0], rests.append)
     for _ in range(2):
         clock[0] += worked
         pace.rest()
     assert rests == pytest.approx([rest, rest])
+
+
+def test_a_long_rest_ends_when_nothing_trains_any_more() -> None:
+    """The share is asked for again and again: a large dense table is one long piece of work."""
+    clock, shares, rests = [0.0], iter([0.1, 0.1, 0.1, 1.0]), list[float]()
+    pace = Throttle(lambda: next(shares), lambda: clock[0], rests.append)
+    clock[0] += 2.0
+    pace.rest()
+    assert rests == [0.1, 0.1, 0.1]
+
+
+class Machine:
+    """A clock, a counter of calls and the idle time of processors, which tests set."""
+
+    def __init__(self) -> None:
+        self.now, self.calls, self.idle = 100.0, 7, 50.0
+        self.share = SnapshotShare(lambda: self.calls, lambda: self.idle, lambda: self.now)
+
+    def train(self, seconds: float, idle: float = 0.0) -> float:
+        """Let a call arrive every 10 ms while so many processors are idle; return the share at the end."""
+        share = 0.0
+        for _ in range(round(seconds * 100)):
+            self.now, self.idle, self.calls = (
+                self.now + 0.01,
+                self.idle + idle / 100,
+                self.calls + 1,
+            )
+            share = self.share()
+        return share
+
+
+def test_a_snapshot_takes_a_whole_processor_while_no_call_arrives() -> None:
+    """From its first page on, and again soon after the last push or pull."""
+    machine = Machine()
+    assert machine.share() == 1.0
+    assert machine.train(0.5) < 0.26
+    machine.now += 0.2
+    assert machine.share() < 0.26
+    machine.now += 0.2
+    assert machine.share() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("idle", "share"), [(0.0, 0.25), (0.2, 0.35), (0.5, 0.5), (60.0, 0.5)], ids=str
+)
+def test_beside_training_a_snapshot_takes_half_of_what_is_idle(idle: float, share: float) -> None:
+    """A quarter at least, and never more than half, for calls need the interpreter as well."""
+    assert Machine().train(1.0, idle) == pytest.approx(share, abs=0.02)
+
+
+def test_a_snapshot_that_is_old_takes_more() -> None:
+    """It ends before server 0 gives it up, whatever trains."""
+    machine = Machine()
+    shares = [machine.train(seconds) for seconds in (30.0, 60.0, 60.0)]
+    assert shares == pytest.approx([0.31, 0.81, 1.0], abs=0.02)

@@ -1,11 +1,13 @@
 """Writes this server's file of each snapshot, in a thread of its own while pushes continue.
 
 The thread is started when the shard learns where to cut, and gets a frozen image of the shard at the cut. It
-takes at most a fifth of a processor, so that training hardly notices. If a file cannot be written, the
-snapshot is given up and the console says so once; the server continues.
+works at full speed while nothing trains, and rests in favour of pushes and pulls otherwise (`SnapshotShare`).
+If a file cannot be written, the snapshot is given up and the console says so once; the server continues.
 """
 
 import contextlib
+import math
+import os
 import queue
 import threading
 import time
@@ -22,8 +24,25 @@ from psfleet.core.engine.shard.events import FrozenShard
 from psfleet.core.net.server_state import ServerState
 
 _LEAST = 0.0005  # seconds of the shortest pause, so that waiting threads get the interpreter
+# Seconds after which a rest asks for the share again. That may have become everything.
+_LONGEST = 0.1
 _log = log_of(__name__)
-_SHARE = 0.2  # of one processor that a file takes
+
+# Seconds without a push or pull after which nothing trains. A script with longer steps leaves its servers
+# idle between them.
+_QUIET = 0.25
+# Least share of one processor beside training that keeps all processors busy. W1 loses as many steps to a
+# snapshot with a quarter as with a half, and more with a tenth: a push pays for rows that are not read yet.
+_LEAST_SHARE = 0.25
+# Largest share beside training, however many processors are idle: calls need the interpreter too.
+_MOST_SHARE = 0.5
+# Part of the idle processors' time that a file takes. Other servers of the machine may want the rest.
+_OF_IDLE = 0.5
+# Seconds over which idle time is measured. The kernel counts it in steps of 0.01.
+_WINDOW = 0.1
+# Age in seconds at which the least share has doubled. It is everything before twice this age, well within the
+# ten minutes that server 0 waits for a file.
+_PATIENT = 60.0
 Told = Callable[[bytes | PsfleetError], None]
 """Callback that gets an outcome: this server's part of the manifest, empty bytes for a cut, or an error."""
 
@@ -35,26 +54,80 @@ class Throttle:
     processor, blocks every call of this process.
 
     Args:
-        share: Fraction of its time in which the thread works, in (0, 1]. Otherwise the thread sleeps.
+        share: Returns the part of its time in which the thread works, in (0, 1]. It sleeps the rest.
         worked: Returns the seconds of processor time that the thread has had.
         sleep: Sleeps for a number of seconds.
     """
 
     def __init__(
         self,
-        share: float,
+        share: Callable[[], float],
         worked: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._rest = 1 / share - 1
+        self._share = share
         self._worked = worked
         self._sleep = sleep
         self._rested_at = worked()
 
     def rest(self) -> None:
-        """Sleep in proportion to the work since the last call. Only the thread itself may call this."""
-        self._sleep(max(_LEAST, (self._worked() - self._rested_at) * self._rest))
+        """Sleep in proportion to the work since the last rest. Only the thread itself may call this."""
+        work, rested = self._worked() - self._rested_at, 0.0
+        while (share := self._share()) < 1:
+            left = max(_LEAST, work * (1 / share - 1)) - rested
+            if left <= 0:
+                break
+            self._sleep(min(left, _LONGEST))
+            rested += min(left, _LONGEST)
         self._rested_at = self._worked()
+
+
+class SnapshotShare:
+    """Share of one processor that the thread of a snapshot may take now, by what training needs.
+
+    - Everything, while no push or pull arrives: nothing trains, or all workers wait for the snapshot.
+    - Otherwise a quarter, and half of the time in which processors of this machine are idle.
+    - The quarter grows with the age of the snapshot, so that it ends however busy the machine is.
+
+    Args:
+        calls: Returns a number that rises with each push and pull of a worker.
+        idle: Returns the seconds that all processors together have been idle.
+        clock: Returns seconds that only rise.
+    """
+
+    def __init__(
+        self, calls: Callable[[], int], idle: Callable[[], float], clock: Callable[[], float]
+    ) -> None:
+        self._calls, self._idle, self._clock = calls, idle, clock
+        self._seen_calls, self._called_at = calls(), -math.inf
+        self._began = self._measured_at = clock()
+        self._idle_then, self._idle_processors = idle(), 0.0
+
+    def __call__(self) -> float:
+        """Return the share, in (0, 1]."""
+        now, calls = self._clock(), self._calls()
+        if calls != self._seen_calls:
+            self._seen_calls, self._called_at = calls, now
+        if now - self._called_at > _QUIET:
+            return 1.0
+        if now - self._measured_at >= _WINDOW:
+            idle = self._idle()
+            self._idle_processors = max(idle - self._idle_then, 0) / (now - self._measured_at)
+            self._measured_at, self._idle_then = now, idle
+        least = _LEAST_SHARE * (1 + ((now - self._began) / _PATIENT) ** 2)
+        spare = min(_LEAST_SHARE + _OF_IDLE * self._idle_processors, _MOST_SHARE)
+        return min(max(least, spare), 1.0)
+
+
+def idle_seconds() -> float:
+    """Return the seconds that all processors of this machine together have been idle, or 0 if unknown."""
+    try:
+        with open("/proc/stat", "rb") as file:
+            fields = file.readline().split()
+        idle, waiting_for_disks = map(int, fields[4:6])
+        return (idle + waiting_for_disks) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return 0.0
 
 
 @dataclass
@@ -86,12 +159,16 @@ class _PartInProgress:
 class SnapshotWriter:
     """Writes the files of snapshots. Thread-safe; callbacks run in the thread that produces the outcome.
 
+    Args:
+        calls: Returns a number that rises with each push and pull of a worker.
+
     Attributes:
         tell: Shows a line on the console: once when files cannot be written, and not again until one was.
         files: Maps the SHA-256 of each of the last two files to the number of its snapshot.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, calls: Callable[[], int] = lambda: 0) -> None:
+        self._calls = calls
         self.tell: Callable[[str], None] = _log.warning
         self.files: dict[str, int] = {}
         self._has_failed = False
@@ -195,7 +272,8 @@ class SnapshotWriter:
 
     def _write_file(self, part: _PartInProgress, frozen: FrozenShard, state: ServerState) -> None:
         outcome: bytes | PsfleetError
-        pace, began = Throttle(_SHARE), time.monotonic()
+        pace = Throttle(SnapshotShare(self._calls, idle_seconds, time.monotonic))
+        began = time.monotonic()
 
         def between() -> None:
             faults.reach("page")

@@ -241,7 +241,7 @@ class RowMoves:
             if ahead:
                 self._round += 1
                 self._sent.advance(shard.tables, self._round)
-        throttle, rows = Throttle(_SHARE, time.perf_counter), 0
+        throttle, rows = Throttle(lambda: _SHARE, time.perf_counter), 0
         with contextlib.ExitStack() as opened:
             ways: list[_Way] = []
             for server, endpoint in enumerate(endpoints):

@@ -131,10 +131,10 @@ class ShardHost:
         self.lanes = AttachedMemory()
         self.journal: Journal | None = None
         self.feed = LogShipping()
-        self.parts = SnapshotWriter()
         self.tracing: Tracing | None = None
         self.latencies = CallLatencies()
         self.bytes = CallBytes()
+        self.parts = SnapshotWriter(lambda: self.bytes.received)
         self.worker_reports = WorkerReports()
         self.boot = int.from_bytes(os.urandom(8), "little") | 1  # 0 is no process
         self.followers = Followers(shard, self.boot, lambda sha256: self.parts.files.get(sha256, 0))

@@ -291,7 +291,7 @@ class PackedRows:
         return np.concatenate(parts, axis=1)
 
     def pack(self, rows: RowData) -> Floats:
-        """Convert RowData to stored rows: float32 [n, width].
+        """Convert RowData to stored rows: float32 [n, width], which may share memory with the RowData.
 
         Raises:
             ShapeError: An array does not fit this table.
@@ -304,9 +304,13 @@ class PackedRows:
                 f"table {name!r}: {count} rows come with touched {rows.touched.shape} "
                 f"and scores {rows.scores.shape}; they must be {(count,)} and {(count, scores)}"
             )
-        columns = enumerate(self._form.columns)
-        parts = [rows.values[:, i * dim : i * dim + column.count] for i, column in columns]
-        words = pack_rows(self._form, np.concatenate(parts, axis=1, dtype=np.float32))
+        if all(column.count == dim for column in self._form.columns):
+            values = np.ascontiguousarray(rows.values)
+        else:
+            columns = enumerate(self._form.columns)
+            parts = [rows.values[:, i * dim : i * dim + column.count] for i, column in columns]
+            values = np.concatenate(parts, axis=1)
+        words = pack_rows(self._form, values)
         if not scores:
             return words
         return np.concatenate([words, rows.scores.astype(np.float32)], axis=1)

@@ -175,6 +175,9 @@ def _joined(pages: list[Page]) -> Iterator[Page]:
         group = [pages.pop()]
         while pages and sum(len(page[0]) for page in group) < PAGE:
             group.append(pages.pop())
+        if len(group) == 1:
+            yield group[0]
+            continue
         ids, rows, steps = zip(*group, strict=True)
         yield np.concatenate(ids), np.concatenate(rows), np.concatenate(steps)
 
