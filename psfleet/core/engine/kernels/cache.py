@@ -20,11 +20,11 @@ A module is compiled by one process; other processes that need it wait and then 
 the folder cannot be written or locked, each process compiles for itself, which only costs time.
 """
 
-import ast
 import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -50,6 +50,8 @@ _HELPERS = ("hash_index.py", "hashing.py", "id_routing.py", "intrinsics.py", "ro
 # Seconds for which a process waits for another process that compiles. A process that has been stopped while
 # it compiles keeps its lock; after this time the waiting processes compile for themselves.
 _LONGEST = 300.0
+_COMMENT = re.compile(r"^([^\"'#\n]*?)[ \t]*#[^\n]*$", re.MULTILINE)
+_BLANK = re.compile(r"^[ \t]*\n", re.MULTILINE)
 _lock = threading.Lock()  # held while a module is compiled; guards `_modules` and `short_rows`
 _modules: dict[str, ModuleType] = {}
 # False within `load_in_any_order`: `_lock_file` then raises BlockingIOError instead of waiting.
@@ -83,21 +85,18 @@ def load_text(stem: str, text: str, helpers: str = "") -> ModuleType:
 def without_comments(text: str) -> str:
     """Return Python source that compiles to the same code, without comments, docstrings and blank lines.
 
-    Two texts that differ in nothing else give the same result, so their line numbers are the same too.
+    Two texts that differ in nothing else give the same result, so their line numbers are the same too. A
+    comment behind a quote on its line stays, and a text with other strings in triple quotes is not changed.
     """
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            node.body = [line for line in node.body if not _is_string(line)] or [ast.Pass()]
-    return ast.unparse(tree)
-
-
-def _is_string(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
+    # Not `ast.parse`: two threads that parse at once can get a SystemError (CPython issue 106905), and a
+    # server loads kernels in the threads of its calls.
+    code, *others = text.split('"""')
+    parts = [_COMMENT.sub(r"\1", code)]
+    for after in others[1::2]:
+        if parts[-1].rpartition("\n")[2].strip() or after[:1] not in ("", "\n"):
+            return text
+        parts.append(_COMMENT.sub(r"\1", after))
+    return text if len(others) % 2 else _BLANK.sub("", "".join(parts))
 
 
 def _name_of(stem: str, code: str, helpers: str = "") -> str:
