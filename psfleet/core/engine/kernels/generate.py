@@ -22,12 +22,10 @@ otherwise.
 """
 
 import ast
-import inspect
 import re
 from functools import cache
 from pathlib import Path
 from string import Template
-from textwrap import dedent
 from types import ModuleType
 from typing import Any
 
@@ -39,7 +37,7 @@ from psfleet.core.engine.kernels.row_format import RowFormat, row_parts, weight_
 from psfleet.core.engine.kernels.rule_source import RuleSource
 from psfleet.core.engine.rules.eviction_policy import EvictionPolicy
 from psfleet.core.engine.rules.named_definition import NamedDefinition
-from psfleet.core.engine.rules.rule import Rule
+from psfleet.core.engine.rules.rule import Rule, tree_of
 from psfleet.core.engine.schema.table import RowPrecision
 
 _SOURCES = Path(__file__).parent / "sources"
@@ -257,7 +255,7 @@ def _function(policy: EvictionPolicy) -> ast.FunctionDef:
     """
     function = policy.score()
     assert function is not None
-    [tree] = ast.parse(dedent(inspect.getsource(function))).body
+    tree = tree_of(function)
     assert isinstance(tree, ast.FunctionDef)
     tree.name, tree.returns = "score", None
     for argument in tree.args.args:

@@ -16,6 +16,8 @@ happen.
 import ast
 import inspect
 import re
+import textwrap
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,6 +27,7 @@ from psfleet.core.base.errors import RuleError
 from psfleet.core.base.validation.annotations import Range
 from psfleet.core.engine.rules.named_definition import NamedDefinition
 
+_parsing = threading.Lock()  # see tree_of
 RULES: dict[str, type["Rule"]] = {}
 """All rules that this process knows, by name. Defining a subclass of Rule with a name adds the rule."""
 DecayRate = Annotated[float, Range(0, 1, high_open=True)]
@@ -303,7 +306,7 @@ def fault_of(function: Callable[..., Any], numbers: bool = False) -> str:
     if _KERNELS_OWN.fullmatch(name):
         return "has a name that the kernels use themselves; give it another"
     try:
-        (tree,) = ast.parse(inspect.getsource(function)).body
+        tree = tree_of(function)
     except (OSError, SyntaxError, ValueError) as error:
         return f"has no source that can be read ({error}); put it into a module that is a file"
     if not isinstance(tree, ast.FunctionDef) or tree.decorator_list:
@@ -324,6 +327,20 @@ def fault_of(function: Callable[..., Any], numbers: bool = False) -> str:
                 "it from `scalars` and take it from h"
             )
     return ""
+
+
+def tree_of(function: Callable[..., Any]) -> ast.stmt:
+    """Return the syntax tree of the definition of a function.
+
+    Raises:
+        OSError: The function's source cannot be read.
+        SyntaxError: The source is no complete statement.
+        ValueError: The source is more than one statement.
+    """
+    # One thread at a time: two that parse at once can get a SystemError (CPython issue 106905).
+    with _parsing:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    return tree
 
 
 def _body(tree: ast.FunctionDef) -> Iterator[ast.AST]:

@@ -27,14 +27,13 @@ gradient and `row_scores` scores each row; these kernels skip the scores, which 
 """
 
 import ast
-import inspect
 from collections.abc import Callable
 from functools import partial, reduce
 from textwrap import indent
 from typing import Any
 
 from psfleet.core.engine.kernels.rule_source import CHUNK, LANES, result_count, sum_count
-from psfleet.core.engine.rules.rule import Rule, functions_of
+from psfleet.core.engine.rules.rule import Rule, functions_of, tree_of
 
 _HEAD = """\
 import numpy as np
@@ -267,11 +266,7 @@ def combine(units, n, turn, {", ".join(self.arguments)}, totals, extra, h):
 
 def _device_source(function: Callable[..., Any]) -> str:
     """Return the source of a rule's function after `Rounded` has replaced its products, max and min."""
-    return ast.unparse(Rounded().visit(_tree(function))) + "\n"
-
-
-def _tree(function: Callable[..., Any]) -> ast.AST:
-    return ast.parse(inspect.getsource(function))
+    return ast.unparse(Rounded().visit(tree_of(function))) + "\n"
 
 
 class Rounded(ast.NodeTransformer):
