@@ -55,9 +55,12 @@ def stubborn() -> None:
 
 
 def family() -> None:
-    """Have a child in the same group and one in a session of its own, and fail."""
-    subprocess.Popen(SLEEPER)
-    subprocess.Popen(SLEEPER, start_new_session=True)
+    """Have a child in the same group and one in a session of its own, and fail once both run: what a child
+    prints must not stand within the traceback."""
+    for apart in (False, True):
+        child = subprocess.Popen(SLEEPER, stdout=subprocess.PIPE, start_new_session=apart)
+        assert child.stdout is not None
+        child.stdout.readline()
     fails()
 
 
