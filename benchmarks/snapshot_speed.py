@@ -138,7 +138,9 @@ def torch_rounds(clock: Clock, folder: Path, rows: int) -> Callable[[], None]:
         clock.take("torch.distributed.checkpoint", us, save_distributed)
         drop(folder / "torch.pt")
         drop(folder / "dcp")
-        clock.take("load: torch.load", us, lambda: torch.load(folder / "torch.pt"))
+        clock.take(
+            "load: torch.load", us, lambda: torch.load(folder / "torch.pt", weights_only=True)
+        )
         loads = lambda: dcp.load(state, checkpoint_id=folder / "dcp", no_dist=True)  # noqa: E731
         clock.take("load: torch.distributed.checkpoint", us, loads)
         (folder / "torch.pt").unlink()

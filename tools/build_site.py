@@ -39,7 +39,10 @@ def collect() -> None:
     for page in PAGES.rglob("*.md"):
         text = page.read_text()
         text = re.sub(r"\]\((?:\.\./)+benchmarks/README\.md", f"]({_up(page)}benchmarks.md", text)
-        page.write_text(re.sub(r"\]\(\.\./README\.md", f"]({_up(page)}index.md", text))
+        for of_root, to in _OF_THE_ROOT.items():
+            above = rf"\]\((?:\.\./)+{re.escape(of_root)}"
+            text = re.sub(above, f"]({_up(page)}{to}", text)
+        page.write_text(text)
     api_pages.write(ROOT, PAGES / "api")
 
 

@@ -68,7 +68,7 @@ _CHUNK = 512 << 10  # bytes of a checksum between two rests
 # checks the content. Smaller ones start no thread.
 _LARGE = 16 << 20
 # Bytes that the thread writes or reads at a time.
-_PIECE = 4 << 20
+_BUFFER = 4 << 20
 # Reads and writes around the page cache begin and end at multiples of this, in the file and in memory.
 _BLOCK = 4096
 
@@ -174,8 +174,8 @@ class TensorWriter:
         gathered = self._gathered[name]
         while len(content):
             content = gathered.add(content)
-            if gathered.filled == _PIECE:
-                self._write_behind(gathered.take(_PIECE))
+            if gathered.filled == _BUFFER:
+                self._write_behind(gathered.take(_BUFFER))
         if self._at[name] == self._ends[name]:
             del self._gathered[name]
             whole = gathered.filled // _BLOCK * _BLOCK
@@ -184,15 +184,15 @@ class TensorWriter:
             if whole:
                 self._write_behind(gathered.take(whole))
 
-    def _write_behind(self, piece: tuple[NDArray[np.uint8], int]) -> None:
-        """Have the thread write a piece at its place, once it has written the piece before.
+    def _write_behind(self, content: tuple[NDArray[np.uint8], int]) -> None:
+        """Have the thread write bytes at an offset, once it has written the bytes before.
 
         Raises:
-            OSError: The piece before could not be written.
+            OSError: The bytes before could not be written.
         """
         if self._written is not None:
             self._written.result()
-        self._written = self._disk.submit(self._write_uncached, *piece)
+        self._written = self._disk.submit(self._write_uncached, *content)
 
     def _write_uncached(self, content: NDArray[np.uint8], at: int) -> None:
         assert self._uncached is not None
@@ -243,7 +243,7 @@ class _Gathered:
 
     def add(self, content: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Copy as many bytes as fit, and return the others."""
-        count = min(len(content), _PIECE - self.filled)
+        count = min(len(content), _BUFFER - self.filled)
         self.buffer[self.filled : self.filled + count] = content[:count]
         self.filled += count
         return content[count:]
@@ -285,16 +285,16 @@ def digest(where: Path, between: Callable[[], None] | None = None, *, cached: bo
     """
     checksum = hashlib.sha256()
     with regular(where) as stream:
-        for piece in _pieces(stream.fileno(), cached):
-            for start in range(0, len(piece), _CHUNK):
-                checksum.update(piece[start : start + _CHUNK])
+        for buffer in _buffers(stream.fileno(), cached):
+            for start in range(0, len(buffer), _CHUNK):
+                checksum.update(buffer[start : start + _CHUNK])
                 if between is not None:
                     between()
     return checksum.hexdigest()
 
 
-def _pieces(file: int, cached: bool) -> Iterator[memoryview]:
-    """Yield a file in pieces. A thread reads the next piece of a large file while the caller has this one."""
+def _buffers(file: int, cached: bool) -> Iterator[memoryview]:
+    """Yield a file buffer by buffer. Of a large file, a thread reads the next one meanwhile."""
     size, at = os.fstat(file).st_size, 0
     if size < _LARGE:
         chunk = memoryview(bytearray(_CHUNK))
@@ -316,15 +316,15 @@ def _pieces(file: int, cached: bool) -> Iterator[memoryview]:
                 break
 
 
-def _read(file: int, piece: memoryview, at: int) -> int:
+def _read(file: int, buffer: memoryview, at: int) -> int:
     try:
-        return os.preadv(file, [piece], at)
+        return os.preadv(file, [buffer], at)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
         # This file system has larger blocks.
         fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) & ~os.O_DIRECT)
-        return os.preadv(file, [piece], at)
+        return os.preadv(file, [buffer], at)
 
 
 def _go_around_cache(file: int) -> None:
@@ -334,8 +334,8 @@ def _go_around_cache(file: int) -> None:
 
 
 def _aligned() -> NDArray[np.uint8]:
-    """Return a buffer for one piece, at the beginning of a page of memory."""
-    return np.frombuffer(mmap.mmap(-1, _PIECE), np.uint8)
+    """Return a buffer that begins at a page of memory, as direct reads and writes need."""
+    return np.frombuffer(mmap.mmap(-1, _BUFFER), np.uint8)
 
 
 def _write(file: int, content: memoryview, at: int) -> None:

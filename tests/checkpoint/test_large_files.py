@@ -17,9 +17,9 @@ from psfleet.checkpoint.tensors import TensorWriter, digest
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors of 64 KiB are large, and pieces have 16 KiB."""
+    """Tensors of 64 KiB are large, and buffers have 16 KiB."""
     monkeypatch.setattr(tensors, "_LARGE", 64 << 10)
-    monkeypatch.setattr(tensors, "_PIECE", 16 << 10)
+    monkeypatch.setattr(tensors, "_BUFFER", 16 << 10)
 
 
 def write(path: Path, content: dict[str, NDArray[np.int64]], seed: int) -> str:
@@ -58,12 +58,12 @@ def test_a_large_file_has_all_bytes(
 
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 69_632, 81_920, 100_001])
-@pytest.mark.parametrize("piece", [16 << 10, 10_000])
+@pytest.mark.parametrize("buffer", [16 << 10, 10_000])
 def test_the_checksum_of_a_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, piece: int, cached: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, buffer: int, cached: bool
 ) -> None:
-    """It is that of all bytes, also where the disk refuses pieces of that size."""
-    monkeypatch.setattr(tensors, "_PIECE", piece)
+    """It is that of all bytes, also where the disk refuses buffers of that size."""
+    monkeypatch.setattr(tensors, "_BUFFER", buffer)
     path = tmp_path / "file"
     path.write_bytes(np.random.default_rng(size).bytes(size))
     assert digest(path, cached=cached) == hashlib.sha256(path.read_bytes()).hexdigest()
