@@ -1,13 +1,14 @@
-"""Learning-rate schedules. Pass one to an optimizer as its learning_rate.
+"""Learning rate schedules: they change the learning rate while a script trains.
+
+Pass a schedule to an optimizer as its learning rate:
 
     rate = lr.StepDecay(0.1, step_size=10)
     optimizer = SGD(rate)
     ...
     rate.step()  # after each epoch
 
-There are two kinds. The classes (`schedules.py`) change the rate when the script calls `step()`. Functions
-such as `noam_decay` (`update_counted.py`) return schedules that the optimizer advances after each update,
-without `step()`. `scheduler.py` has the base class of both.
+Classes (`schedules.py`) change the learning rate when the script calls `step()`. Functions such as
+`noam_decay` (`update_counted.py`) return schedules that the optimizer advances after each update.
 """
 
 from psfleet.optimizer.lr.scheduler import LRScheduler, ReduceOnPlateau
