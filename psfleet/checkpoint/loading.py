@@ -460,11 +460,11 @@ def _check_repeats(table: str, columns: Sequence[Ids]) -> None:
 
 
 def _are_among(ids: Ids, ascending_ids: Ids) -> NDArray[np.bool_]:
-    """Return a mask of the ids that occur among the others."""
+    """Return which of `ids` occur in `ascending_ids`, bool [n]. Unlike np.isin, this sorts nothing."""
     if not len(ascending_ids):
         return np.zeros(len(ids), np.bool_)
-    places = np.searchsorted(ascending_ids, ids)
-    mask: NDArray[np.bool_] = ascending_ids[np.minimum(places, len(ascending_ids) - 1)] == ids
+    positions = np.searchsorted(ascending_ids, ids)
+    mask: NDArray[np.bool_] = ascending_ids[np.minimum(positions, len(ascending_ids) - 1)] == ids
     return mask
 
 

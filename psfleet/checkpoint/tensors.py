@@ -179,8 +179,8 @@ class TensorWriter:
         if self._at[name] == self._ends[name]:
             del self._gathered[name]
             whole = gathered.filled // _BLOCK * _BLOCK
-            rest = gathered.buffer[whole : gathered.filled]
-            _write(self._file, rest.data, gathered.place + whole)
+            tail = gathered.buffer[whole : gathered.filled]  # a part of a block: through the cache
+            _write(self._file, tail.data, gathered.offset + whole)
             if whole:
                 self._write_behind(gathered.take(whole))
 
@@ -228,32 +228,37 @@ class TensorWriter:
 
 
 class _Gathered:
-    """Bytes of one tensor that are not written yet, in one of two buffers. The thread writes the other one.
+    """Bytes of one large tensor that wait for the thread that writes.
+
+    There are two buffers: the caller fills one while the thread writes the other.
 
     Attributes:
-        place: Offset of the buffer's first byte in the file, a multiple of _BLOCK.
-        buffer: The buffer.
-        filled: Number of bytes in it.
+        offset: Offset in the file of the first byte of `buffer`, a multiple of _BLOCK.
+        buffer: Buffer that is being filled, uint8 [_BUFFER].
+        filled: Number of bytes in `buffer`.
     """
 
-    def __init__(self, place: int) -> None:
-        self.place = place
-        self.buffer, self._other = _aligned(), _aligned()
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self.buffer, self._next_buffer = _aligned(), _aligned()
         self.filled = 0
 
     def add(self, content: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Copy as many bytes as fit, and return the others."""
+        """Copy as many bytes as fit into the buffer, and return those that do not fit."""
         count = min(len(content), _BUFFER - self.filled)
         self.buffer[self.filled : self.filled + count] = content[:count]
         self.filled += count
         return content[count:]
 
     def take(self, count: int) -> tuple[NDArray[np.uint8], int]:
-        """Return the first `count` bytes and their place, and go on with the other buffer."""
-        taken = self.buffer[:count], self.place
-        self.buffer, self._other = self._other, self.buffer
-        self.place, self.filled = self.place + count, 0
-        return taken
+        """Return the first `count` bytes and their offset in the file, and continue with the other buffer.
+
+        Have the thread write them before the next call, which gives this buffer out again.
+        """
+        content = self.buffer[:count], self.offset
+        self.buffer, self._next_buffer = self._next_buffer, self.buffer
+        self.offset, self.filled = self.offset + count, 0
+        return content
 
 
 def write_arrays(where: str | Path, arrays: Mapping[str, NDArray[Any]], document: Any) -> None:
@@ -304,14 +309,14 @@ def _buffers(file: int, cached: bool) -> Iterator[memoryview]:
         return
     if not cached:
         _go_around_cache(file)
-    buffer, other = _aligned().data, _aligned().data
+    next_buffer, buffer = _aligned().data, _aligned().data
     with ThreadPoolExecutor(1, "psfleet-disk") as disk:
-        read = disk.submit(_read, file, buffer, at)
+        read = disk.submit(_read, file, next_buffer, at)
         while count := read.result():
-            buffer, other, at = other, buffer, at + count
+            buffer, next_buffer, at = next_buffer, buffer, at + count
             if at < size:
-                read = disk.submit(_read, file, buffer, at)
-            yield other[:count]
+                read = disk.submit(_read, file, next_buffer, at)
+            yield buffer[:count]
             if at >= size:
                 break
 

@@ -1,6 +1,7 @@
 """Errors that psfleet raises on purpose, and the hook that prints them without a traceback.
 
-Catch PsfleetError for all of them. An error that crosses the wire keeps its class and sentence.
+Every error derives from PsfleetError, so `except PsfleetError` catches any. If a server refuses a call with
+an error, the worker raises an error of the same class, with the same sentence.
 
 PsfleetError
 ├── UsageError            (also ValueError)    an argument is wrong; nothing was changed

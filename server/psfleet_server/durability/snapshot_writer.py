@@ -23,9 +23,11 @@ from psfleet.core.base.threads import ServiceThread
 from psfleet.core.engine.shard.events import FrozenShard
 from psfleet.core.net.server_state import ServerState
 
-_LEAST = 0.0005  # seconds of the shortest pause, so that waiting threads get the interpreter
+_SHORTEST_REST = (
+    0.0005  # seconds of the shortest pause, so that waiting threads get the interpreter
+)
 # Seconds after which a rest asks for the share again. That may have become everything.
-_LONGEST = 0.1
+_LONGEST_REST = 0.1
 _log = log_of(__name__)
 
 # Seconds without a push or pull after which nothing trains. A script with longer steps leaves its servers
@@ -74,11 +76,11 @@ class Throttle:
         """Sleep in proportion to the work since the last rest. Only the thread itself may call this."""
         work, rested = self._worked() - self._rested_at, 0.0
         while (share := self._share()) < 1:
-            left = max(_LEAST, work * (1 / share - 1)) - rested
+            left = max(_SHORTEST_REST, work * (1 / share - 1)) - rested
             if left <= 0:
                 break
-            self._sleep(min(left, _LONGEST))
-            rested += min(left, _LONGEST)
+            self._sleep(min(left, _LONGEST_REST))
+            rested += min(left, _LONGEST_REST)
         self._rested_at = self._worked()
 
 

@@ -7,8 +7,8 @@ attached standby holds one such thread.
 """
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
@@ -19,8 +19,8 @@ from psfleet.core.engine.shard.events import CreateTable, FrozenShard, Record, R
 from psfleet.core.engine.tables.row_snapshot import FrozenTable
 from psfleet.core.net.body import parse, write_record
 from psfleet.core.net.connections import channel
+from psfleet.core.net.frame import Part
 from psfleet.core.net.v1.replica_pb2 import FollowReply, FollowRequest
-from psfleet_server.coordinator.coordinator_messages import Decision
 from psfleet_server.durability import records
 from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.log_shipping import LogShipping, ShippedRecord, joined
@@ -29,31 +29,33 @@ from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.replies import as_psfleet_error, encoded
 
+T = TypeVar("T")  # a record of the shard, or a decision of the coordinator
+
 
 def feeds_standby(host: ShardHost) -> None:
     """Send records of the shard and decisions of the coordinator to the standby, once they are logged."""
-    shard, coordinator = host.shard, host.coordinator
     host.feed.enabled = True
-    keep = shard.journal
+    host.shard.journal = _also_fed(host, host.shard.journal, records.encode)
+    if host.coordinator is not None:
+        journal = host.coordinator.journal
+        host.coordinator.journal = _also_fed(host, journal, records.encode_change)
 
-    def record(record: Record) -> None:
-        if keep is not None:
-            keep(record)
+
+def _also_fed(
+    host: ShardHost,
+    journal: Callable[[T], None] | None,
+    encode: Callable[[T], tuple[int, Sequence[Part]]],
+) -> Callable[[T], None]:
+    """Return a journal that keeps a change as `journal` does, and then ships it to the attached standby."""
+
+    def keep(change: T) -> None:
+        if journal is not None:
+            journal(change)
+        # Not `feed = host.feed` outside: a change of the number of servers replaces the host's feed.
         if host.feed.attached:
-            host.feed.append(*records.encode(record))
+            host.feed.append(*encode(change))
 
-    shard.journal = record
-    if coordinator is None:
-        return
-    keep_decision = coordinator.journal
-
-    def decide(decision: Decision) -> None:
-        if keep_decision is not None:
-            keep_decision(decision)
-        if host.feed.attached:
-            host.feed.append(*records.encode_change(decision))
-
-    coordinator.journal = decide
+    return keep
 
 
 def replica_handler(host: ShardHost, moves: RowMoves) -> "grpc.GenericRpcHandler[Any, Any]":

@@ -90,13 +90,13 @@ def without_comments(text: str) -> str:
     """
     # Not `ast.parse`: two threads that parse at once can get a SystemError (CPython issue 106905), and a
     # server loads kernels in the threads of its calls.
-    code, *others = text.split('"""')
+    code, *quoted_and_code = text.split('"""')
     parts = [_COMMENT.sub(r"\1", code)]
-    for after in others[1::2]:
+    for after in quoted_and_code[1::2]:
         if parts[-1].rpartition("\n")[2].strip() or after[:1] not in ("", "\n"):
             return text
         parts.append(_COMMENT.sub(r"\1", after))
-    return text if len(others) % 2 else _BLANK.sub("", "".join(parts))
+    return text if len(quoted_and_code) % 2 else _BLANK.sub("", "".join(parts))
 
 
 def _name_of(stem: str, code: str, helpers: str = "") -> str:

@@ -61,7 +61,7 @@ class RecentBatches:
 
 
 def _kept(ids: Ids) -> Ids:
-    """Return the array itself if nobody can change it (it is read-only and no view), else a copy."""
+    """Return the array itself if it cannot change (it is read-only and no view), else a copy."""
     return ids if ids.base is None and not ids.flags.writeable else ids.copy()
 
 

@@ -227,7 +227,7 @@ class Rule(NamedDefinition):
 
     @property
     def turns(self) -> int:
-        """Number of slots (state values) at the end of `slots` that take turns, or 0 if none of them do.
+        """Number of slots (state values) at the end of `slots` that take turns, or 0 if no slots take turns.
 
         In each step the scalar function gets only one of these slots, number (step - 1) % turns.
         """

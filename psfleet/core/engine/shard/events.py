@@ -386,7 +386,7 @@ class SendOutcome:
     Attributes:
         outcome: Outcome of a push, or None for other calls.
         number: Result of the call, as documented with its event.
-        clock: For a join in ssp mode, the clock with which the worker begins: the number of its pushes since
+        clock: For a join in ssp mode, the initial value of the worker's clock: the number of its pushes since
             the last collective.
     """
 
