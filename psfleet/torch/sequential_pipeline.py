@@ -59,7 +59,7 @@ def check_cuts(model: nn.Module, cuts: Sequence[int] | None) -> nn.Sequential:
     if any(a >= b for a, b in pairwise(edges)):
         raise UsageError(
             f"cuts is {list(cuts or ())}; it must name, in ascending order, modules from 1 to "
-            f"{len(model) - 1} that begin a piece"
+            f"{len(model) - 1} that begin a section"
         )
     return model
 
@@ -87,7 +87,7 @@ def chunks_of(
         return [range(a, b) for a, b in pairwise([0, *cuts, len(model)])]
     if len(model) < count:
         raise ConfigError(
-            f"the nn.Sequential has {len(model)} modules, too few for {count} pieces of a "
+            f"the nn.Sequential has {len(model)} modules, too few for {count} sections of a "
             "pipeline; use fewer stages"
         )
     if count == 1:
@@ -111,7 +111,7 @@ def refuse_shared(model: nn.Sequential, chunks: Sequence[range]) -> None:
     for parameter, count in users.items():
         if count > 1:
             raise UsageError(
-                f"{names[parameter]!r} is used in {count} pieces of the pipeline, and a weight "
+                f"{names[parameter]!r} is used in {count} sections of the pipeline, and a weight "
                 "belongs to one stage; name cuts that keep its users together"
             )
 

@@ -23,7 +23,7 @@ SEARCHES = {
     "export onnx": "serving/#onnx",
     "ftrl": "api/optimizer/#ftrl",
     "report_evaluation": "api/fleet/#report_evaluation",
-    "kafka": "features/#kafka",
+    "kafka": "readers/#kafka",
     "kubernetes": "run/kubernetes/",
 }
 """By what a user types the place that has to be among the first three."""

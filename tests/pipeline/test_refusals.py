@@ -46,9 +46,9 @@ process(COPY="1")  # PSFLEET_COPY is 1, but stage 0 has 1 copies
 PipelineOptimizer(SGD(0.1), sync_steps=4)  # ConfigError: ...sync_steps is 4, but copies of a section have one set
 """
 RUNS = """
-run(2)  # ConfigError: ...3 pieces, which 2 stages
+run(2)  # ConfigError: ...3 sections, which 2 stages
 run(3, late=7)  # ShapeError: ...different numbers of samples
-run(1, stages=400)  # ConfigError: ...too few for 400 pieces
+run(1, stages=400)  # ConfigError: ...too few for 400 sections
 run(1, losses=2)  # UsageError: ...has 2 losses
 """
 

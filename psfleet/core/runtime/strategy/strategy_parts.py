@@ -133,10 +133,10 @@ class PipelineSettings:
     """
 
     schedule: Schedule = setting(
-        "1f1b", "Run the program in pieces on micro-batches, in this order", names="--pipeline"
+        "1f1b", "Run the program in sections on micro-batches, in this order", names="--pipeline"
     )
     stages: int = setting(
-        1, "Processes of each worker; each runs its pieces", names="--stages", least=1
+        1, "Processes of each worker; each runs its sections", names="--stages", least=1
     )
     micro_batches: int = setting(
         1, "Parts that each batch is cut into", names="--micro-batches", least=1

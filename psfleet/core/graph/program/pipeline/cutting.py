@@ -108,7 +108,7 @@ def check_share(parts: int, stages: int) -> None:
     """Raise an error if the number of stages does not divide the number of chunks."""
     if parts % stages:
         raise ConfigError(
-            f"the program is cut into {parts} pieces, which {stages} stages cannot "
+            f"the program is cut into {parts} sections, which {stages} stages cannot "
             "share evenly; start a number of stages that divides it"
         )
 

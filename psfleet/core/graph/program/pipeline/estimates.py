@@ -64,7 +64,7 @@ def records_of(plan: ExecutionPlan, count: int) -> list[Record]:
     records = [record for record in plan.forward if record in loss_records]
     if len(records) < count:
         raise ConfigError(
-            f"the program has {len(records)} operations, too few for {count} pieces of a "
+            f"the program has {len(records)} operations, too few for {count} sections of a "
             "pipeline; use fewer stages"
         )
     return records
