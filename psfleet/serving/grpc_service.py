@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from psfleet.core.base.errors import PsfleetError, ShapeError, UsageError, not_installed
 from psfleet.core.net.connections import channel
 from psfleet.core.net.connections.credentials import Credentials
+from psfleet.core.net.connections.token_check import is_permitted
 from psfleet.core.net.http2.calls import Behavior, IncomingCall, Streaming
 from psfleet.core.net.v1 import serving_pb2 as messages
 from psfleet.data.feature_sets.jagged import as_jagged
@@ -273,7 +274,7 @@ def refusal(credentials: Credentials) -> Callable[[str, str], str]:
     """
 
     def refuse(path: str, authorization: str) -> str:
-        if credentials.allows(authorization, reads=not path.endswith("/Route")):
+        if is_permitted(credentials, authorization, only_reads=not path.endswith("/Route")):
             return ""
         return (
             "the call carries no token, another one, or to change versions that of readers; use the "

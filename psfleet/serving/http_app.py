@@ -29,6 +29,7 @@ from typing_extensions import override
 
 from psfleet.core.base.errors import AccessDenied, PsfleetError, UnknownTable, UsageError
 from psfleet.core.net.connections.credentials import Credentials
+from psfleet.core.net.connections.token_check import is_permitted
 from psfleet.core.net.http2.connection_admission import ServedConnection
 from psfleet.core.net.http2.frames import ConnectionBroken, ErrorCode
 from psfleet.core.net.http2.header_blocks import repeated
@@ -310,7 +311,7 @@ class HttpApp:
         if self._credentials is None or request.path in _OPEN:
             return None
         tokens = [value for name, value in request.headers if name == b"authorization"]
-        if len(tokens) == 1 and self._credentials.allows(tokens[0], reads=True):
+        if len(tokens) == 1 and is_permitted(self._credentials, tokens[0], only_reads=True):
             return None
         return _failure(
             AccessDenied(

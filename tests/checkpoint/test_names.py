@@ -18,7 +18,7 @@ from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.session.retries import Patience
+from psfleet_worker.session.retry_policy import Patience
 from tests.trainings import in_threads
 
 INTERNAL = ("server", "server/ids", "__metadata__", "state", "manifest.json", "manifest", "a/ids")

@@ -19,7 +19,7 @@ from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.chaos.message_faults import MessageFaults
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.session.retries import Patience
+from psfleet_worker.session.retry_policy import Patience
 from psfleet_worker.tensors.push_queue import LINGER
 from tests.watched_calls import WatchedCalls
 

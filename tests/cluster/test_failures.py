@@ -29,7 +29,7 @@ from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.server_client import ServerClient
-from psfleet_worker.session.retries import Patience
+from psfleet_worker.session.retry_policy import Patience
 from tests.waiting import pause, until
 
 SPEC = TableSpec("dense", "dense", (3,), make_rule("sgd", {}))

@@ -26,7 +26,7 @@ from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.connection.request import ServerRequest
 from psfleet_worker.connection.tensor_memory import WorkerMemory
-from psfleet_worker.session.retries import Patience
+from psfleet_worker.session.retry_policy import Patience
 from psfleet_worker.tensors import push_queue
 from tests.trainings import same_bits
 from tests.waiting import until

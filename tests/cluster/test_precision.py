@@ -16,7 +16,7 @@ from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.session.retries import Patience
+from psfleet_worker.session.retry_policy import Patience
 from tests.trainings import TrainingWorkload, in_threads, same_bits
 
 TRAINING = TrainingWorkload(steps=12, precision="bfloat16/bfloat16")

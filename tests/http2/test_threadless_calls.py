@@ -19,7 +19,7 @@ from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.server_client import ServerClient
-from psfleet_worker.session.retries import Patience
+from psfleet_worker.session.retry_policy import Patience
 from tests.http2.calls import SETTINGS, listening
 from tests.trainings import zero_rows
 from tests.waiting import until

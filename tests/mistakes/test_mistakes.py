@@ -15,7 +15,7 @@ from psfleet.core.graph.program import names
 from psfleet.core.graph.program.program import Program, program_guard
 from psfleet.core.runtime.process_runtime import current
 from psfleet_launch.commands.launch_command import main as launch
-from psfleet_worker.session.retries import Patience
+from psfleet_worker.session.retry_policy import Patience
 from tests.mistakes.by_hand import BY_HAND, MODEL, TABLE
 from tests.programs import ended
 
@@ -221,7 +221,7 @@ def test_a_script_under_the_launcher(tmp_path: Path, name: str) -> None:
 
 def test_servers_that_were_never_started(run: Run) -> None:
     """When its patience is over the worker names server and endpoint, and says what to do."""
-    hasty = "from psfleet_worker.session.retries import Patience\n"
+    hasty = "from psfleet_worker.session.retry_policy import Patience\n"
     hasty += "Patience.of = classmethod(lambda kind, environment: kind(start=1.0))\n"
     role = {"PSFLEET_ROLE": "worker", "PSFLEET_SERVERS": "unix:/nonexistent/none"}
     code, lines = run(hasty + IMPORTS + TABLE, **role)

@@ -21,7 +21,7 @@ from psfleet.core.client import Client
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.session.retries import Patience
+from psfleet_worker.session.retry_policy import Patience
 from tests.observability.collector import collecting
 from tests.programs import ended
 from tests.standby.pairs import Pairs

@@ -15,7 +15,7 @@ from psfleet.core.engine.interface import TableState
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.session.retries import Patience
+from psfleet_worker.session.retry_policy import Patience
 from tests.push_counts import CountingWorkload
 from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together
 

@@ -14,7 +14,7 @@ from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.net.v1.shard_pb2 import LeaveRequest
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.session.retries import Patience
+from psfleet_worker.session.retry_policy import Patience
 from tests.trainings import in_threads
 from tests.watched_calls import WatchedCalls
 

@@ -17,7 +17,7 @@ from psfleet.core.engine.interface import Gradient, TableState
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.session.retries import Patience
+from psfleet_worker.session.retry_policy import Patience
 from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together, zero_rows
 
 TRAINING = TrainingWorkload(steps=60, pause=0.03)

@@ -48,7 +48,7 @@ from psfleet_worker.connection.server_client import figures_of
 from psfleet_worker.data_client import DataClient
 from psfleet_worker.session.data_shares import WorkerData
 from psfleet_worker.session.instructions import CollectiveResult
-from psfleet_worker.session.retries import Patience
+from psfleet_worker.session.retry_policy import Patience
 from psfleet_worker.session.worker_session import Collectives
 from psfleet_worker.snapshot_marks import SnapshotMarks, StateAt
 from psfleet_worker.tensors.transfers import Transfers

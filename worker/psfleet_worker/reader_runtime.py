@@ -32,7 +32,7 @@ from psfleet.core.runtime.strategy import WireSettings
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.request import ServerRequest, SpecOf, Values
 from psfleet_worker.connection.server_client import ServerClient, figures_of
-from psfleet_worker.session.retries import Patience
+from psfleet_worker.session.retry_policy import Patience
 from psfleet_worker.tensors.push_queue import FleetPull
 from psfleet_worker.tensors.splitting import SPLIT_READS, RoutingPlans
 from psfleet_worker.tensors.whole_tables import TableReader

@@ -21,6 +21,7 @@ from psfleet.core.base.logs import RateLimitedLog, log_of
 from psfleet.core.net.connections import channel
 from psfleet.core.net.connections.access import TOKEN_KEY, Access, is_tcp
 from psfleet.core.net.connections.credentials import Credentials
+from psfleet.core.net.connections.token_check import refusal
 from psfleet.core.net.http2.calls import InboundMessages
 
 _log = log_of(__name__)
@@ -73,13 +74,13 @@ class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # ge
     ) -> "Handler | None":
         metadata = handler_call_details.invocation_metadata or ()
         tokens = [value for key, value in metadata if key == TOKEN_KEY]
-        if self._credentials.refusal(tokens, reads=handler_call_details.method in READS):
+        if refusal(self._credentials, tokens, only_reads=handler_call_details.method in READS):
             return self._refusal
         return continuation(handler_call_details)
 
     def _refuse(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         tokens = [value for key, value in context.invocation_metadata() if key == TOKEN_KEY]
-        why = self._credentials.refusal(tokens, reads=False)
+        why = refusal(self._credentials, tokens, only_reads=False)
         self._log.say(f"refused a call from {context.peer()}: {why}")
         channel.failure(context, AccessDenied(REFUSED.format(why)))
         yield from ()

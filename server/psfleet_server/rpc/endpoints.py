@@ -33,6 +33,7 @@ from psfleet.core.net.connections.channel import (
     open_channel,
 )
 from psfleet.core.net.connections.tls_sockets import accepts
+from psfleet.core.net.connections.token_check import refusal
 from psfleet.core.net.http2.calls import InboundMessages, IncomingCall
 from psfleet.core.net.http2.http2_server import Http2Server
 from psfleet.core.net.http2.server_connection import ServerSettings
@@ -259,7 +260,8 @@ def tensor_server(
     def refuse(path: str, authorization: str) -> str:
         if credentials is None:
             return ""
-        why = credentials.refusal([authorization] if authorization else [], reads=path in READS)
+        tokens = [authorization] if authorization else []
+        why = refusal(credentials, tokens, only_reads=path in READS)
         return REFUSED.format(why) if why else ""
 
     settings = ServerSettings(

@@ -6,7 +6,7 @@ from typing import Any
 
 from psfleet_server.coordinator.coordinator_messages import Registration
 from psfleet_worker.session.instructions import SeatGranted
-from psfleet_worker.session.retries import Patience, Retries
+from psfleet_worker.session.retry_policy import Patience, Retries
 from tests.protocol.fleet.calls import Request
 from tests.protocol.fleet.job import Rows
 

@@ -12,7 +12,7 @@ call, so its caller sends it and reads the reply without the client's thread:
 `is_busy` is True while one thread works on the call. A thread that wants to continue a call sets `is_busy`
 under the lock `client.changed`, and gives the call up with `release` or `end`. Clients share that condition
 if their calls are awaited together. Calls with tensors are `ServerRequest`s (request.py). tensor_calls.py
-decides which address of the server a call goes to, and retries.py when to try again.
+decides which address of the server a call goes to, and retry_policy.py when to try again.
 """
 
 import functools

@@ -56,7 +56,7 @@ from psfleet_worker.session.instructions import (
     SeatGranted,
     ServerJoined,
 )
-from psfleet_worker.session.retries import Patience
+from psfleet_worker.session.retry_policy import Patience
 from psfleet_worker.session.worker_session import Session, Stream
 from psfleet_worker.worker_metrics import StepTimes, WorkerMetrics
 

@@ -2,7 +2,7 @@
 
 Each client has a thread that makes blocking calls, which costs less CPU than gRPC's futures (measured). Calls
 are sent in the order in which they were requested, so pushes keep their order. A failed call is repeated
-until it succeeds or is given up (`psfleet_worker.session.retries`). That is safe, because the message
+until it succeeds or is given up (`psfleet_worker.session.retry_policy`). That is safe, because the message
 contains a sequence number, so the server recognizes a push that it has already applied.
 
 A small call to an idle server bypasses the thread, because the handover would cost more than the call: the
@@ -43,7 +43,7 @@ from psfleet.core.net.membership_messages import read_mode
 from psfleet.core.net.worker_requests import write_withdrawal
 from psfleet_worker.connection.call import Call
 from psfleet_worker.connection.tensor_calls import PATHS, TensorCalls
-from psfleet_worker.session.retries import NextAttempt, Patience, Retries
+from psfleet_worker.session.retry_policy import NextAttempt, Patience, Retries
 
 _FIGURES = (
     *("server", "pid", "leading_steps", "pushes", "repeats", "round", "workers"),

@@ -1,4 +1,4 @@
-"""Admission to a sparse table: which new ids of a push get a row.
+"""Admission to a sparse table: which new ids of a push get a row, and how many rows are evicted for them.
 
 Two things decide. The table's entry may admit an id only by chance, or only after some pushes
 (AdmissionRule); until then the id is a candidate (candidates.py). And there must be memory and a free place:
@@ -155,10 +155,10 @@ class AdmissionFilter:
         slots, _ = self._index.locate(ids)
         mask = self._rowed(ids, slots, step)
         new = int(np.count_nonzero(mask & (slots == 0)))
-        short = new - self._account.most_affordable(new)
-        if not 0 < short <= len(self._index) - int(np.count_nonzero(slots)):
+        missing = new - self._account.most_affordable(new)
+        if not 0 < missing <= len(self._index) - int(np.count_nonzero(slots)):
             return _NONE
-        count = max(short, len(self._index) // 16)
+        count = rows_to_evict(missing, len(self._index))
         # Rank more rows than needed, because the rows of the update are left out afterwards.
         first = self._ranking.first(step, count + len(ids), 0)
         return first[~np.isin(first, ids)][:count]
@@ -189,7 +189,7 @@ class AdmissionFilter:
 
         Rows pushed at `step` are not evicted.
         """
-        count = rows_to_evict(len(self._index), more, most)
+        count = rows_to_evict(len(self._index) + more - most, most)
         if self._account.evicts and count:
             ids = self._ranking.first(step, count, least=1)
             self._scan.drop(ids, step, EvictionCause.CAPACITY)

@@ -3,7 +3,8 @@
 A table checks its budget before it grows. So a push that needs too much memory is refused with an error
 before anything changes, and the server is never killed for lack of memory. All figures are upper bounds: they
 assume whole pages, and an index that has just been enlarged. There is one budget for host memory, one for
-each kind of device, and one for rows on disk.
+each kind of device, and one for rows on disk. How many rows are evicted when the memory is too small is
+decided in admission.py and eviction_ranking.py.
 """
 
 import contextlib

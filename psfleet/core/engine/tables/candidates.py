@@ -94,7 +94,7 @@ class CandidateIds:
 
     def _make_places(self, new_ids: int, step: int) -> None:
         """Drop the candidates that were pushed the longest time ago, but none pushed at this step."""
-        count = rows_to_evict(len(self.index), new_ids, self.capacity)
+        count = rows_to_evict(len(self.index) + new_ids - self.capacity, self.capacity)
         if count:
             self.index.remove(self.index.oldest(step, count, least=1))
 

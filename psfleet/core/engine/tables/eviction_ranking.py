@@ -19,14 +19,17 @@ _PART = 16  # a full table evicts at least 1/16 of its capacity at a time
 _NO_KEY = 2**64 - 1
 
 
-def rows_to_evict(rows: int, more: int, capacity: int) -> int:
-    """Return the number of rows to evict so that `more` new rows fit, or 0 if they fit already.
+def rows_to_evict(missing: int, capacity: int) -> int:
+    """Return the number of rows to evict if `missing` new rows do not fit, or 0 if all fit.
 
     If rows have to be evicted, the number is at least 1/16 of the capacity: each eviction scans the whole
     table, so it is worth evicting many rows at a time.
+
+    Args:
+        missing: Number of new rows for which there is no place or no memory. 0 or less if all fit.
+        capacity: Number of rows of a full table: its row limit, or its present rows if memory is short.
     """
-    short = rows + more - capacity
-    return max(short, capacity // _PART) if short > 0 else 0
+    return max(missing, capacity // _PART) if missing > 0 else 0
 
 
 class EvictionRanking(Protocol):

@@ -9,14 +9,13 @@ Client and server both present a certificate (mutual TLS). A server's certificat
 rather than a host. Only the job's launcher creates certificates, so a process that has a server's
 certificate is a server of this job, on any machine. A worker's certificate is not valid for servers, so
 a worker cannot pose as one. Readers have a token that is derived from the job's token: servers can compute
-it, but a reader cannot compute the job's token from it.
+it, but a reader cannot compute the job's token from it. token_check.py compares the tokens of calls.
 """
 
 import hashlib
 import hmac
 import os
 import stat
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,10 +26,8 @@ SERVER_NAME = "psfleet-server"
 FILES = ("ca.pem", "cert.pem", "key.pem", "token")
 _LONGEST = 1 << 16  # bytes read of one of these files
 _FEWEST = 16  # characters of the shortest token accepted
-_OTHERS, _GROUP, _GROUP_CHANGES = 0o007, 0o070, 0o030
-
-
 CERTIFICATE_DAYS = 30.0
+_OTHERS, _GROUP, _GROUP_CHANGES = 0o007, 0o070, 0o030
 
 
 @dataclass(frozen=True)
@@ -84,40 +81,10 @@ class Credentials:
         """Value of the `authorization` header that every call must have: `Bearer` and the token."""
         return f"Bearer {self.token}"
 
-    def allows(self, authorization: str | bytes, *, reads: bool) -> bool:
-        """Return whether a call with this `authorization` header is permitted.
-
-        `reads`: True if the call only reads, so that the token of readers is permitted too.
-        """
-        header = (
-            authorization.encode("utf-8", "replace")
-            if isinstance(authorization, str)
-            else authorization
-        )
-        expected = [self.bearer.encode(), self._readers][: 2 if reads else 1]
-        return any(hmac.compare_digest(header, known_header) for known_header in expected)
-
-    def refusal(self, authorizations: Sequence[str | bytes], *, reads: bool) -> str:
-        """Return the reason to refuse a call with these `authorization` headers, or "" to permit it.
-
-        Args:
-            authorizations: All `authorization` headers of the call. A call with several is always refused.
-            reads: True if the call only reads, so that the token of readers is permitted too.
-        """
-        if len(authorizations) != 1:
-            return (
-                f"it carries {len(authorizations) or 'no'} token{'s' * (len(authorizations) > 1)}"
-            )
-        [authorization] = authorizations
-        if self.allows(authorization, reads=reads):
-            return ""
-        if self.allows(authorization, reads=True):
-            return "its token is that of readers, which only follow the job and read its figures"
-        return "its token is not this job's"
-
     @cached_property
-    def _readers(self) -> bytes:
-        return f"Bearer {reader_token(self.token)}".encode()
+    def reader_bearer(self) -> str:
+        """Value of the `authorization` header of readers, who have a token of their own."""
+        return f"Bearer {reader_token(self.token)}"
 
     def _content(self, name: str) -> bytes:
         path = self.folder / name

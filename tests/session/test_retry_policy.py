@@ -11,7 +11,7 @@ from psfleet.core.base.errors import (
     PsfleetError,
     ServerUnavailable,
 )
-from psfleet_worker.session.retries import NextAttempt, Patience, Retries
+from psfleet_worker.session.retry_policy import NextAttempt, Patience, Retries
 
 PATIENCE = Patience(outage=10.0, room=5.0)
 
