@@ -44,7 +44,7 @@ _UNUSED = ("scipy", "cffi")
     "--insecure", is_flag=True, help="Listen on TCP in the clear: no certificates, no token."
 )
 @click.version_option(package_name="psfleet", prog_name="psfleet-server")
-@click.option("--load", type=click.Path(), help="Start from this checkpoint.")
+@click.option("--load", type=click.Path(), help="Start from this snapshot.")
 def main(load: str | None, insecure: bool, **options: str | None) -> None:
     """Hold one shard of the parameters until every worker has left.
 

@@ -300,7 +300,7 @@ def verify_log(path: str) -> int:
 @click.argument("path")
 @click.option("--snapshots", default="", help="The job's snapshots; by default beside the log.")
 @click.option(
-    "--save", default="", metavar="FOLDER", help="Write the resulting tables as a checkpoint."
+    "--save", default="", metavar="FOLDER", help="Write the resulting tables as a snapshot."
 )
 def replay(path: str, snapshots: str, save: str) -> int:
     """Apply the records of a log and print the resulting state of the server. The log is not changed."""

@@ -165,7 +165,7 @@ class Coordinator:
         earlier = self._registering.pop(worker, (boot, []))
         refusals: list[Outcome] = []
         if earlier[0] != boot:
-            later = Fenced(f"a later process has taken the seat of worker {worker}")
+            later = Fenced(f"a later process has taken over as worker {worker}")
             refusals = [SendError(old, later) for old in earlier[1]]
             earlier = (boot, [])
         self._registering[worker] = (boot, [*earlier[1], call])

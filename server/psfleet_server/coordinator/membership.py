@@ -157,7 +157,7 @@ class Membership:
             )
         seat = self.seats.get(worker)
         if seat is not None and boot in seat.earlier:
-            raise Fenced(f"a later process has taken the seat of worker {worker}")
+            raise Fenced(f"a later process has taken over as worker {worker}")
         return seat
 
     def counts_in(self, index: int, number: int) -> bool:

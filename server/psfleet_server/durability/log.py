@@ -414,7 +414,7 @@ def chained(first: Path, since: int = 0) -> Iterator[tuple[int, memoryview, int,
         if after.snapshot != number or last not in (None, (after.end, after.chain)):
             raise LogError(
                 f"log {str(path)!r} does not go on where the file before it ends; restore the "
-                "files, or start the job again from a checkpoint"
+                "files, or start the job again from a snapshot"
             )
         for record in records(path):
             last = record[2], record[3]
@@ -540,5 +540,5 @@ def _is_zero(file: Any, head: bytes) -> bool:
 def _damaged(path: Path, at: int) -> LogError:
     return LogError(
         f"log {str(path)!r} is damaged at byte {at}; restore the file, or start the job "
-        "again from a checkpoint"
+        "again from a snapshot"
     )

@@ -90,7 +90,7 @@ def begin(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | 
         return number
     raise LogError(
         f"log {str(first)!r} goes on from snapshot {min(files, default=0)}, which cannot be had{why}; "
-        "restore it, or start the job again from a checkpoint"
+        "restore it, or start the job again from a snapshot"
     )
 
 
@@ -116,7 +116,7 @@ def take_all(
             raise LogError(
                 f"record {count} of log {str(first)!r} cannot be taken: "
                 f"{error}; read it with the psfleet version that wrote it, or start the job again from a "
-                "checkpoint"
+                "snapshot"
             ) from None
         if kind == RecordKind.CUT:
             cut = shard.cuts.last
@@ -125,7 +125,7 @@ def take_all(
     if snapshots and cut > max(files_of(first)) and is_whole(own_place(snapshots, cut)):
         raise LogError(
             f"log {str(first)!r} goes on in a file that begins with snapshot {cut} and is missing; "
-            "restore it, or start the job again from a checkpoint"
+            "restore it, or start the job again from a snapshot"
         )
     return count
 
@@ -338,7 +338,7 @@ class Journal:
         if fresh and not self._begins:
             raise LogError(
                 f"log {str(self.log.first)!r} does not hold what this server got when the number of servers "
-                "changed; restore it, or start the job again from a checkpoint"
+                "changed; restore it, or start the job again from a snapshot"
             )
         count = self.log.forget() if fresh else self._replay()
         # After the replay, whose records must not be logged again, and before a checkpoint is loaded, which

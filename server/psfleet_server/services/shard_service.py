@@ -504,5 +504,5 @@ def _refuse_repeats(ids: NDArray[np.int64], spec: TableSpec) -> None:
 
 def _path(path: str) -> str:
     if not path or "\0" in path:
-        raise ConfigError(f"the folder of a checkpoint is {path!r}; name one")
+        raise ConfigError(f"the folder of a snapshot is {path!r}; name one")
     return path
