@@ -312,7 +312,14 @@ class KafkaTopic:
             spans.popleft()
 
     def _others_have(self, offsets: Place, block: int) -> bool:
-        """Return True if another partition has a message at a later position than these offsets."""
+        """Return True if another partition has messages that would come later in the order of the topic.
+
+        A partition without new messages then holds the others back.
+
+        Args:
+            offsets: Partition, first offset and end of the block that has no messages yet.
+            block: Number of offsets that are read from each partition in turn.
+        """
         (number, _, high), numbers = offsets, self._numbers
         row = (high - 1 - self._first.get(number, 0)) // block
         turns = row * len(numbers) + (numbers.index(number) - self._turn) % len(numbers) + 1

@@ -86,11 +86,12 @@ class WeightAverage:
         return [(p, np.asarray(p.numpy(), np.float32)) for p in parameters]
 
     def _follow(self, accumulate: Callable[[], None], trains: bool = False) -> bool:
-        """Call `accumulate` after each run of the program being built, if that program trains.
+        """Arrange that `accumulate` is called after each step of the program being built, if it trains.
 
         Args:
             accumulate: Function that adds the current weights to the average.
-            trains: True if the program will train, although no update was added to it yet.
+            trains: True if the caller knows that the program will train. Otherwise it trains only if an
+                optimizer has added its update already.
 
         Returns:
             True if `accumulate` will be called. If False, the caller must call it.

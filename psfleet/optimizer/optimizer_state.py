@@ -191,7 +191,15 @@ def gather(home: BoundTables, bound_tables: Sequence[BoundTable]) -> dict[str, A
 
 
 def masters(home: BoundTables, bound_tables: Sequence[BoundTable]) -> dict[str, Floats]:
-    """Return the float32 weights of the parameters whose dtype is float16 or bfloat16."""
+    """Return the master weights: the float32 weights of the parameters whose dtype is float16 or bfloat16.
+
+    Args:
+        home: Object that reads the values from the tables.
+        bound_tables: Parameters of the optimizer, each with its table.
+
+    Returns:
+        Weights by name of the parameter.
+    """
     return {
         bound.parameter.name: np.array(home.value(bound.parameter))
         for bound in bound_tables

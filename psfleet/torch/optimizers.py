@@ -128,7 +128,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model.__prepare_scriptable__ = refuse_graph  # type: ignore[assignment]
 
     def _prepare(self, model: nn.Module, settings: Settings) -> None:
-        """Change the model as the strategy requires: with recompute, its blocks compute activations again."""
+        """With the strategy `recompute`, let the model's blocks drop activations and compute them again in
+        the backward pass."""
         if settings.recompute is not None:
             recompute(model, settings.recompute)
 

@@ -330,9 +330,9 @@ class ClusterRuntime(ClusterLike):
 
     @override
     def stats(self) -> list[dict[str, Any]]:
-        """Return one entry per server.
+        """Return the figures of each server, such as its number of pushes.
 
-        Server 0 counts every push, and each other server counts the pushes that it receives.
+        Server 0 hears of every push. The other servers count only those that have ids or weights for them.
         """
         return [
             figures_of(shard_pb2.StatusReply.FromString(reply))

@@ -42,7 +42,7 @@ _OWN = {setting.env for group in _TOLD for setting in settings_of(group)}
 
 @dataclass(frozen=True, order=True)
 class Member:
-    """Name of a process of the fleet: `server 0`, `worker 1`, or in a pipeline `worker 1 stage 0`.
+    """Identity of a process of the fleet: `server 0`, `worker 1`, or in a pipeline `worker 1 stage 0`.
 
     A restarted process is the same member.
 
@@ -50,8 +50,8 @@ class Member:
         role: "server" for a server or standby, or "worker".
         rank: Number of the server or worker, from 0. A standby has the rank of its server.
         stage: Number of the pipeline stage, or -1 for a worker without stages.
-        copy: For a stage with several processes, the number of the process, else -1. For a standby, its
-            number among its server's standbys, from 1. The number stays the same after a takeover.
+        copy: Number among several processes: among those of a stage from 0, among the standbys of a server
+            from 1. A standby keeps its number when it takes over. -1 for any other process.
     """
 
     role: Role

@@ -243,21 +243,20 @@ def _processes(job: PastJob, is_running: bool) -> Iterator[ProcessView]:
 
 
 def _in_order(job: PastJob) -> Iterator[Process]:
-    """Yield the processes, servers first. Processes of workers are numbered, because figures have these
-    numbers.
+    """Yield the processes of the job, servers first, each with the name that its metrics have (`series`).
 
-    (In a pipeline a worker has several processes.)
+    The metrics count all worker processes through, also if a worker has several (the stages of a pipeline).
     """
 
     def order(process: Process) -> tuple[str, list[int]]:
         numbers = [int(number) for number in re.findall(r"\d+", process.name)]
         return process.name.partition(" ")[0], numbers
 
-    seat = 0
+    number = 0
     for process in sorted(job.timeline.processes.values(), key=order):
         is_worker = process.name.startswith("worker")
-        yield replace(process, series=f"worker {seat}") if is_worker else process
-        seat += is_worker
+        yield replace(process, series=f"worker {number}") if is_worker else process
+        number += is_worker
 
 
 def _state_of(job: PastJob, process: Process, is_running: bool) -> tuple[str, str]:

@@ -296,7 +296,7 @@ class EmbeddedRuntime(ScriptRuntime):
         self.restore(Snapshot(path).events(0, 1))
 
     def restore(self, events: Events) -> None:
-        """Create tables from the events of a snapshot, and fill them."""
+        """Create and fill tables from a snapshot, given as events (declare a table, set its rows)."""
         self._compressor.forget()
         load_events(self._shard, events)
         self._specs = {key: table.spec for key, table in self._shard.tables.items()}

@@ -436,10 +436,12 @@ _WAYS: dict[str, Callable[[float, float, float], float]] = {"cos": _cosine, "lin
 class CyclicLR(LRScheduler):
     """Cycles from base_learning_rate up to max_learning_rate and down again.
 
-    The mode says how the height of the cycles changes: not at all (`triangular`), by 1/2 after each cycle
-    (`triangular2`), or by the factor exp_gamma every epoch (`exp_range`). If `scale_fn` is given, it
-    replaces the mode: it returns the factor on the height for the number of the cycle (scale_mode `cycle`)
-    or of the epoch (`iterations`).
+    A cycle rises for `step_size_up` epochs and falls for `step_size_down`, by default as many. The mode says
+    how the height of the cycles changes: not at all (`triangular`), by 1/2 after each cycle (`triangular2`),
+    or by the factor exp_gamma every epoch (`exp_range`).
+
+    `scale_fn` replaces the mode. It returns the factor on the height. With scale_mode `cycle` its argument is
+    the number of the cycle, with `iterations` the number of the epoch.
     """
 
     base_learning_rate: NonNegative

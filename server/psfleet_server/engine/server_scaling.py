@@ -70,18 +70,18 @@ _ALONE = 60.0  # seconds to wait for standbys to have the rows
 
 
 class ServerScaling:
-    """Carries out moves of rows to another number of servers, one at a time, in a thread.
+    """Moves the rows of the job to another number of servers, one move at a time, in a thread of server 0.
 
     The coordinator's attribute `scaling` describes the move to make.
 
     Args:
-        host: Host of server 0's shard.
+        host: Holds server 0's part of all tables.
         access: Credentials for calls to the other servers.
-        folder: The job's folder, whose files request and decide a move, or None if the number of servers of
-            this job cannot change.
-        present: Returns the endpoints of the present servers, or an empty list while they are unknown.
-        moved: Called with the endpoints of the new servers once a move is committed.
-        poke: Wakes the launcher, which then reads the file with the servers' promise.
+        folder: Folder of the job. Its files tell when the launcher asks for a move, when all servers are ready
+            for it, and what the launcher decides. None if the number of servers cannot change.
+        present: Returns the endpoints of the servers before the move, or an empty list while they are unknown.
+        moved: Called with the endpoints of the servers after the move, once it cannot be undone any more.
+        poke: Wakes the launcher, which then reads the file of the servers.
     """
 
     def __init__(

@@ -192,15 +192,16 @@ def _opening(
     """Encode the part of a response before its payload. Cached, because most responses repeat the one before.
 
     Args:
-        fields: The header without its segments, encoded, because a cache key must be hashable.
+        fields: Encoded header, to which this function adds the segments (tables in the payload). It is in
+            bytes because a cache key must be hashable.
         parts: Table, format and shape of each read.
 
     Returns:
         A triple:
 
         - the bytes before the payload;
-        - for each read, the offsets in the payload at which its values begin, its values end, and their
-          padding ends;
+        - for each read three offsets in the payload: the begin of its values, their end, and the end of the
+          padding after them;
         - the size of the payload in bytes.
     """
     header, rooms, end = Header.FromString(fields), [], 0

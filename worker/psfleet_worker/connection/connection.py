@@ -283,13 +283,16 @@ class FleetConnection:
     def run(
         self, program: Program[T], perform: Perform | None = None, timeout: float | None = None
     ) -> T:
-        """Run a program of a state machine to its end, and return its result.
+        """Run a program to its end, and return its result.
+
+        A program is a generator of the worker's state machine (`WorkerSession`). It does no I/O itself, but
+        yields an instruction such as Join; it gets the result, and yields the next one.
 
         Args:
             program: The program. Other threads may run other programs at the same time.
-            perform: Carries out an instruction, or None for `self.perform`, which handles calls without
-                arrays.
-            timeout: Limit of each wait for other workers in seconds, or None for `Patience.wait`.
+            perform: Function that carries out an instruction. None means `self.perform`, which can carry out
+                all instructions that send and receive no arrays.
+            timeout: Seconds that an instruction may wait for other workers. None means `Patience.wait`.
         """
         perform = perform or self.perform
         outcome: Any = None

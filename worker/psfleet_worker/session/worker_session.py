@@ -109,7 +109,10 @@ class Session:
         self.view = max(self.view, view)
 
     def start(self) -> Program[None]:
-        """Register with server 0, and join every server in the present mode of the fleet."""
+        """Register with server 0, and then join every server. Server 0 says which consistency mode holds now.
+
+        Like every Program here, it yields instructions, which the connection carries out.
+        """
         seat: SeatGranted = yield RegisterWorker()
         self.incarnation, self.view = seat.incarnation, seat.view
         self._completed_before = seat.completed

@@ -186,11 +186,10 @@ def _check_method(owner: type, name: str, member: Any) -> None:
 
 
 class Form:
-    """Parameters of a function, with the checks of a call's arguments.
+    """Checks the arguments of calls of one function against its annotations.
 
     Attributes:
-        names: Names of the parameters in order, without `self` or `cls`. Names that an annotated `**kwargs`
-            allows are not included.
+        names: Names of the parameters in order, without `self`, `cls` and `**kwargs`.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -441,7 +441,15 @@ class HostScores:
     def _rank(
         self, step: int, min_age: int, max_key: int, keys: Keys, ids: Ids | None = None
     ) -> int:
-        """Write keys of the selected rows to `keys`, and their ids to `ids` if given; return their number."""
+        """Select rows for an eviction: write their eviction keys to `keys`, and return how many there are.
+
+        Args:
+            step: Number of the table's last update.
+            min_age: Select rows that were last pushed at least this many updates ago,
+            max_key: and whose eviction key is at most this.
+            keys: Receives the keys: uint64 [rows].
+            ids: Receives the ids of the rows: int64 [rows]. None to write no ids.
+        """
         count: int = self._kernels.rank(
             self._index.address,
             self._place,

@@ -92,8 +92,8 @@ class CudaUpdate:
         decay: Regularization of the table.
         queue: Queue that the kernels are added to.
         dim: Number of weights of a row of the sparse table, or 0 for dense arrays.
-        push_scores: Number of scores (such as shows and clicks) behind each gradient of a push.
-        row_scores: Number of scores behind the state of each row.
+        push_scores: Number of scores (such as shows and clicks) that a push stores after each gradient.
+        row_scores: Number of scores that the table stores after the state of each row.
     """
 
     def __init__(
