@@ -77,9 +77,10 @@ class ServerScaling:
     Args:
         host: Holds server 0's part of all tables.
         access: Credentials for calls to the other servers.
-        folder: Folder of the job. Its files tell when the launcher asks for a move, when all servers are ready
-            for it, and what the launcher decides. None if the number of servers cannot change.
-        present: Returns the endpoints of the servers before the move, or an empty list while they are unknown.
+        folder: Folder of the job. Its files tell when the launcher asks for a move, when all servers are
+            ready for it, and what the launcher decides. None if the number of servers cannot change.
+        present: Returns the endpoints of the servers before the move, or an empty list while they are
+            unknown.
         moved: Called with the endpoints of the servers after the move, once it cannot be undone any more.
         poke: Wakes the launcher, which then reads the file of the servers.
     """
