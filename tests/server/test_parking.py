@@ -10,6 +10,7 @@ import pytest
 from psfleet.core.base.errors import DeadlineExceeded, PsfleetError
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.connections.channel import GRACE, error_of, open_channel
+from psfleet_server.rpc import replies
 from psfleet_server.rpc.replies import Deadlines, DeferredReply, immediate, parkable
 
 WAITERS = 200
@@ -36,7 +37,10 @@ class Station:
         with self.changed:
             self.waiting.append(reply)
             self.changed.notify()
-        reply.park(self.deadlines, lambda: self.expire(reply))
+        if request == b"now":
+            reply.complete(b"at once")
+        elif request != b"hold":
+            reply.park(self.deadlines, lambda: self.expire(reply))
 
     def expire(self, reply: DeferredReply) -> None:
         """Answer a call whose time is over."""
@@ -161,3 +165,27 @@ def test_an_error_in_a_handler_is_the_reply(
     with pytest.raises(grpc.RpcError) as error:
         call(channel, "Wait")(request_, timeout=60)
     assert str(error_of(error.value, "server")) == text
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_slow"), [(b"now", True), (b"wait", False), (b"hold", False)]
+)
+def test_only_work_is_slow(
+    station: Station,
+    channel: grpc.Channel,
+    monkeypatch: pytest.MonkeyPatch,
+    request_: bytes,
+    is_slow: bool,
+) -> None:
+    """A call that waits for something is not logged as slow, with or without a deadline; one that works is,
+    by the name of its method."""
+    monkeypatch.setattr(replies, "SLOW", 0)
+    lines: list[str] = []
+    monkeypatch.setattr(replies._log, "info", lambda line, **figures: lines.append(line))
+    future = call(channel, "Wait").future(request_, timeout=60)
+    station.until(waiting=1)
+    call(channel, "Echo")(b"the call before has returned", timeout=60)
+    station.let_go()
+    assert future.result(timeout=60)
+    slow = [line.split(" took")[0] for line in lines if "lambda" not in line]  # not Echo
+    assert slow == ["the call 'wait'"] * is_slow

@@ -164,6 +164,7 @@ class DeferredReply:
 
     Attributes:
         done: True once the call has its reply.
+        is_deferred: True once the method has returned without a reply, because it waits for something else.
         response: Response laid out in shared memory, or None if its values go into the message.
         outcome: Outcome of the push that came with the pull, for the response.
         waited: Second histogram that gets the time to the reply, or None. It is set when the call has to wait
@@ -179,7 +180,7 @@ class DeferredReply:
         self._began = time.perf_counter_ns()
         self._lock = threading.Lock()
         self._deadlines: Deadlines | None = None
-        self.done = False
+        self.done = self.is_deferred = False
         self.response: PullResponse | None = None
         self.outcome: Outcome = OUTCOME_UNSPECIFIED
         self.waited: LatencyHistogram | None = None
@@ -236,7 +237,7 @@ class DeferredReply:
                     latency.total += duration
             if self._deadlines is not None:
                 self._deadlines.forget(self)
-            elif duration > SLOW:  # never deferred, so the time is the server's own
+            elif duration > SLOW and not self.is_deferred:  # so the time is the server's own
                 _log_slow(self._latency.name, duration)
         return first
 
@@ -337,7 +338,7 @@ def parkable(
         behavior: Takes the request and the reply.
         latency: Histogram that gets the time from each call to its reply.
     """
-    histogram = latency or LatencyHistogram()
+    histogram = latency or LatencyHistogram(name=behavior.__name__)
 
     def handle(
         request: bytes,
@@ -345,7 +346,9 @@ def parkable(
         send_response_callback: Callable[[bytes | None], None],
     ) -> None:
         end = functools.partial(_end, send_response_callback)
-        perform(behavior, request, DeferredReply(context, end, histogram))
+        reply = DeferredReply(context, end, histogram)
+        perform(behavior, request, reply)
+        reply.is_deferred = True
 
     handle.experimental_non_blocking = True  # type: ignore[attr-defined]
     return grpc.unary_stream_rpc_method_handler(handle)
@@ -362,7 +365,7 @@ def immediate(
     behavior: Callable[[bytes], bytes], latency: LatencyHistogram | None = None
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     """Make a gRPC handler for a method that returns the reply's bytes."""
-    histogram = latency or LatencyHistogram()
+    histogram = latency or LatencyHistogram(name=behavior.__name__)
 
     def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
         began = time.perf_counter_ns()
