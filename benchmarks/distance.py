@@ -22,8 +22,8 @@ from reporting import Report, arguments, finish
 
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.server_endpoints import addresses_of
-from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.rules import Adam
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
 from psfleet.core.runtime.strategy import ConsistencySettings, WireSettings

@@ -21,9 +21,9 @@ from measuring import paired_ratio, samples_in_turn, summarize
 from processes import Crew, environment, psfleet_crew
 from reporting import Report, arguments, finish
 
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.kernels.id_routing import owned_by
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.serving.follower import Follower

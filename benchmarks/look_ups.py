@@ -18,8 +18,8 @@ from processes import environment
 from reporting import Report, arguments, finish
 from serving import cpu_of
 
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.serving import ServingClient

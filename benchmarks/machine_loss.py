@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import TableSpec
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]

@@ -23,8 +23,8 @@ from typing import get_args
 
 import numpy as np
 
-from psfleet.core.engine.interface import Gradient, Read, Runtime
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime
 from psfleet.core.engine.schema.table import RowPrecision, TableSpec
 from psfleet.fleet.testing.local_fleet import LocalFleet
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from reporting import Report, arguments, finish
 
-from psfleet.core.engine.interface import Gradient, Read, Runtime
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.fleet.testing.local_fleet import LocalFleet
 

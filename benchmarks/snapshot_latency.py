@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from psfleet.core.engine.interface import Gradient, TableState
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, TableState
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime

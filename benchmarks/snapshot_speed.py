@@ -33,8 +33,8 @@ from data import batches_w1
 from measuring import cpu_seconds, machine
 
 from psfleet.core.base.files import sync
-from psfleet.core.engine.interface import Gradient, Read, TableState
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read, TableState
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime

@@ -20,8 +20,8 @@ import numpy as np
 from measuring import quantile
 from numpy.typing import NDArray
 
-from psfleet.core.engine.interface import Gradient, Read, Runtime
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
 from psfleet.core.runtime.strategy import ConsistencySettings

@@ -20,7 +20,7 @@ ARRAYS, LENGTH = 16, 1_000_000
 def work(length: int, kind: str) -> None:
     """Run a worker of psfleet."""
     import psfleet
-    from psfleet.core.engine.interface import Gradient, Read
+    from psfleet.core.engine.runtime_interface import Gradient, Read
 
     with psfleet.connect() as ps:
         optimizer = psfleet.optimizer.SGD(1e-3) if kind == "sgd" else psfleet.optimizer.Adam(1e-3)

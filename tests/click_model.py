@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.core.engine.interface import Gradient, Read, Runtime
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 
 Floats = NDArray[np.float32]

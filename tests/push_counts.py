@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from psfleet.core.engine.interface import Gradient, Runtime, TableState
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Runtime, TableState
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 
 _IDS = 50

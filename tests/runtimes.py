@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.graph.program import names
 from psfleet.core.graph.program.program import Program, program_guard
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime

@@ -42,7 +42,7 @@ FACES = (
     # These hand on a name that they import.
     *("psfleet/data/parquet.py", "psfleet/core/base/arrow.py"),
     *(
-        "psfleet/core/engine/interface.py",
+        "psfleet/core/engine/runtime_interface.py",
         "psfleet/core/engine/schema/table.py",
         "psfleet/core/runtime/stages.py",
     ),

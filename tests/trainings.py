@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from psfleet.core.engine.interface import Gradient, Read, Runtime, TableState
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime, TableState
 from psfleet.core.engine.schema.table import InitializerSpec, RowPrecision, TableSpec
 
 

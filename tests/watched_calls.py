@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from psfleet.core.base.faults import Send
+from psfleet.core.base.crash_points import Send
 
 Look = Callable[[int, str, bytes], object]
 

@@ -3,8 +3,8 @@
 import contextlib
 import threading
 
+from psfleet.core.base.crash_points import Send
 from psfleet.core.base.errors import PsfleetError
-from psfleet.core.base.faults import Send
 
 
 class SimulatedDeath(PsfleetError):

@@ -48,7 +48,7 @@ EXCEPTIONS = {
     ("psfleet.serving.model_export", "psfleet.torch.onnx_modules"): (
         "a PyTorch model is exported by PyTorch, which other models do not need"
     ),
-    ("psfleet.core.base.faults", "psfleet_launch.chaos.injection"): (
+    ("psfleet.core.base.crash_points", "psfleet_launch.chaos.injection"): (
         "workers and servers of a job under --chaos inject faults, which no other process loads"
     ),
     ("psfleet.fleet.testing.server_thread", "psfleet_server.process"): (

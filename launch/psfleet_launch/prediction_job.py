@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from psfleet.checkpoint import MANIFEST
-from psfleet.checkpoint.tensors import digest
+from psfleet.checkpoint.safetensors_files import digest
 from psfleet.core.base.errors import ConfigError, PsfleetError
 from psfleet.core.base.settings.environment import read_environment
 from psfleet.core.base.settings.kinds import local_path

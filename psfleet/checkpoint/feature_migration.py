@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from psfleet.checkpoint.loading import Events, Snapshot, load_events
 from psfleet.checkpoint.manifest import Manifest, chain
 from psfleet.checkpoint.rewriting import grown_columns, grown_spec, rewrite, shape_text
-from psfleet.checkpoint.tensors import place_of
+from psfleet.checkpoint.safetensors_files import place_of
 from psfleet.core.base.errors import CheckpointError
 from psfleet.core.engine.kernels.initial_values import initial_rows
 from psfleet.core.engine.rules.rule import Rule

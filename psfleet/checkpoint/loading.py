@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from psfleet.checkpoint.manifest import Manifest, ShardFile, read_manifest, verify
-from psfleet.checkpoint.tensors import HEADER, NAMES, SERVER, SHARD
+from psfleet.checkpoint.safetensors_files import HEADER, NAMES, SERVER, SHARD
 from psfleet.core.base.errors import CheckpointError
 from psfleet.core.base.json_documents import Misfit, exact, reading
 from psfleet.core.engine.kernels.dedup import ascending

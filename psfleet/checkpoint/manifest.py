@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from psfleet.checkpoint.tensors import digest, place_of, put_back
+from psfleet.checkpoint.safetensors_files import digest, place_of, put_back
 from psfleet.core.base.errors import CheckpointError
 from psfleet.core.base.files import read_small, reason, regular, write_durably
 from psfleet.core.base.json_documents import Format, Misfit, exact, natural, reading

@@ -24,8 +24,8 @@ from safetensors import SafetensorError
 from psfleet.checkpoint.imported_rows import RowFile
 from psfleet.checkpoint.loading import Snapshot
 from psfleet.checkpoint.manifest import Manifest
+from psfleet.checkpoint.safetensors_files import HEADER, write_arrays
 from psfleet.checkpoint.table_content import TableContent, content_of, known_tables, sparse_table
-from psfleet.checkpoint.tensors import HEADER, write_arrays
 from psfleet.checkpoint.writing import SnapshotDraft, write_frozen
 from psfleet.core.base.errors import CheckpointError, PsfleetError
 from psfleet.core.base.files import reason

@@ -34,7 +34,7 @@ from psfleet.checkpoint.manifest import (
     chain,
     write_manifest,
 )
-from psfleet.checkpoint.tensors import (
+from psfleet.checkpoint.safetensors_files import (
     HEADER,
     SERVER,
     SHARD,
@@ -44,7 +44,7 @@ from psfleet.checkpoint.tensors import (
     digest,
     place_of,
 )
-from psfleet.core.base import faults
+from psfleet.core.base import crash_points
 from psfleet.core.base.errors import CheckpointError
 from psfleet.core.base.files import exchange, reason, sync
 from psfleet.core.base.object_store import ObjectStore, readable
@@ -113,7 +113,7 @@ class SnapshotDraft:
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.folder = str(folder)
-        faults.reach("began")
+        crash_points.reach("began")
 
     def __enter__(self) -> "SnapshotDraft":
         return self
@@ -148,10 +148,10 @@ class SnapshotDraft:
             Shard().become(snapshot.server(index).shard)
         if check is not None:
             check(snapshot)
-        faults.reach("unnamed")
+        crash_points.reach("unnamed")
         self._check_place()
         self._take_place(folder)
-        faults.reach("named")
+        crash_points.reach("named")
         sync(self._place.parent)
 
     def _finish_in_store(self, manifest: Manifest) -> None:
@@ -167,9 +167,9 @@ class SnapshotDraft:
                 )
         with tempfile.TemporaryDirectory(prefix="psfleet-") as staging:
             write_manifest(Path(staging), manifest)
-            faults.reach("unnamed")
+            crash_points.reach("unnamed")
             self._store.put(Path(staging) / MANIFEST, MANIFEST)
-        faults.reach("named")
+        crash_points.reach("named")
         names = {MANIFEST, *(file.file for file in manifest.files)}
         for name in sizes:
             if name not in names and name.startswith("shard-"):
@@ -191,7 +191,7 @@ class SnapshotDraft:
             return
         old = beside(target, "old")
         target.rename(old)
-        faults.reach("away")
+        crash_points.reach("away")
         folder.rename(target)
         old.rename(folder)
 

@@ -23,7 +23,7 @@ from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.logs import set_up_logs
 from psfleet.core.base.observability.logged_values import NEWEST
 from psfleet.core.base.validation.annotations import FilePath, NonNegativeInt, PositiveInt, checked
-from psfleet.core.engine.interface import load_runtime
+from psfleet.core.engine.runtime_interface import load_runtime
 from psfleet.core.graph.parameters.binding import invalidate
 from psfleet.core.runtime import stages
 from psfleet.core.runtime.dataset_pass import batches

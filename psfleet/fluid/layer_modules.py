@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from psfleet import initializer
-from psfleet.checkpoint.tensors import read_arrays, write_arrays
+from psfleet.checkpoint.safetensors_files import read_arrays, write_arrays
 from psfleet.core.base.errors import CheckpointError, ShapeError, UsageError
 from psfleet.core.base.files import let_appear
 from psfleet.core.base.json_documents import Format, exact, reading

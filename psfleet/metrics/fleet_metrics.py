@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from psfleet.core.base.errors import ConfigError, ShapeError, TableConflict
 from psfleet.core.base.forks import check_process
 from psfleet.core.base.validation.annotations import Numbers, checked
-from psfleet.core.engine.interface import Runtime
+from psfleet.core.engine.runtime_interface import Runtime
 from psfleet.core.engine.schema.table import OWN
 from psfleet.data.feature_sets.jagged import as_jagged
 from psfleet.metrics.streaming_metric import Batch, Metric, SumTable

@@ -19,9 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from psfleet.core.base.errors import ConfigError, ShapeError
 from psfleet.core.base.validation.annotations import Numbers, PositiveInt, checked
-from psfleet.core.engine.interface import Gradient, TableState
 from psfleet.core.engine.kernels.id_routing import owned_by
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, TableState
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 
 Floats = NDArray[np.float64]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from psfleet.core.base.errors import ShapeError, UsageError
 from psfleet.core.base.validation.annotations import NonNegativeInt, check, checked
 from psfleet.core.engine.gradients import as_numbers
-from psfleet.core.engine.interface import TableState
+from psfleet.core.engine.runtime_interface import TableState
 from psfleet.core.graph.parameters.binding import BoundTable, BoundTables, tables
 from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.parameters.parameter_client import slots_of

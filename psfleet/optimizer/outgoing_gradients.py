@@ -12,8 +12,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.validation.annotations import NonNegativeInt, Positive, check, checked
 from psfleet.core.engine.gradients import Grad, SparseGrad, merge_rows, scaled
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.kernels.number_formats import overflows
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.graph.program.operation import summed
 from psfleet.core.runtime.process_runtime import current

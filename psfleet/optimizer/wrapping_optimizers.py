@@ -22,9 +22,9 @@ from psfleet.core.base.validation.annotations import (
     checked,
 )
 from psfleet.core.engine.eviction_reader import EvictionReader
-from psfleet.core.engine.interface import TableState
 from psfleet.core.engine.kernels.initial_values import initial_rows
 from psfleet.core.engine.rules.rule import Rule
+from psfleet.core.engine.runtime_interface import TableState
 from psfleet.core.engine.schema.table import DecaySpec
 from psfleet.core.graph.parameters.binding import BoundTable, BoundTables, tables
 from psfleet.core.graph.parameters.parameter import Parameter

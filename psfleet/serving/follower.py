@@ -2,8 +2,8 @@
 
 A follower takes the job's weights at one *cut* after another. A cut is the state of all weights at one
 point of the training. This module has the thread, the calls to servers, the retries and the reconnection.
-The decisions, such as the next request and a new copy of everything, are in following.py, which does no I/O
-and so can be tested without servers.
+The decisions, such as the next request and a new copy of everything, are in follower_state_machine.py,
+which does no I/O and so can be tested without servers.
 
 Every 50 ms the thread requests the changes since the last cut. Lookups in other threads read the copy under
 a lock, so that each lookup sees a single cut. If the job does not reply, lookups use the last values and
@@ -32,10 +32,10 @@ from psfleet.core.base.observability.exposition import LatencyHistogram, counter
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import RowForm
 from psfleet.core.base.threads import ServiceThread
-from psfleet.core.engine.interface import FollowedCut, load_runtime
+from psfleet.core.engine.runtime_interface import FollowedCut, load_runtime
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.net.v1.follower_pb2 import ChangesReply, ChangesRequest, RowsReply, RowsRequest
-from psfleet.serving.following import (
+from psfleet.serving.follower_state_machine import (
     AskChanges,
     AskRows,
     Following,

@@ -29,14 +29,14 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from psfleet.checkpoint import Snapshot
-from psfleet.checkpoint.tensors import digest, read_arrays, write_arrays
+from psfleet.checkpoint.safetensors_files import digest, read_arrays, write_arrays
 from psfleet.core.base.errors import ConfigError, UnknownTable, not_installed
 from psfleet.core.base.files import read_small, regular, replace, sync
 from psfleet.core.base.json_documents import Format, Misfit, exact, reading
 from psfleet.core.base.settings.kinds import ArrayFormat, RowForm
-from psfleet.core.engine.interface import Read, Runtime, missing_table
 from psfleet.core.engine.kernels.id_routing import owned_by
 from psfleet.core.engine.rules.momentum import SGD
+from psfleet.core.engine.runtime_interface import Read, Runtime, missing_table
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec, key_of
 from psfleet.core.engine.shard.events import CreateTable
 from psfleet.core.engine.tables.row_data import ROW_IDS, rows_of

@@ -20,8 +20,8 @@ from torch.nn import functional
 from psfleet.core.base.errors import CheckpointError, ConfigError, PsfleetError, UsageError
 from psfleet.core.base.validation.annotations import checked
 from psfleet.core.engine.gradient_checks import as_ids
-from psfleet.core.engine.interface import Read, Runtime
 from psfleet.core.engine.kernels.bags import RowBags
+from psfleet.core.engine.runtime_interface import Read, Runtime
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.core.graph.parameters.parameter_client import ParameterClient
 from psfleet.serving.prediction import MakePredictor

@@ -20,7 +20,7 @@ from psfleet.core.base.errors import IdError, UsageError
 from psfleet.core.base.memory import available_memory
 from psfleet.core.engine.gradient_checks import as_ids
 from psfleet.core.engine.gradients import SparseGrad
-from psfleet.core.engine.interface import Asked, PooledIds, Read, Runtime, TableState
+from psfleet.core.engine.runtime_interface import Asked, PooledIds, Read, Runtime, TableState
 from psfleet.core.engine.schema.entry import Entry, ShowClickEntry, part_of
 from psfleet.core.engine.schema.table import InitializerSpec, RowPrecision, TableSpec
 from psfleet.core.graph.parameters.parameter_client import (

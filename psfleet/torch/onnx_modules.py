@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from psfleet.core.base.errors import ConfigError, PsfleetError
-from psfleet.core.engine.interface import Runtime
+from psfleet.core.engine.runtime_interface import Runtime
 from psfleet.data.feature_sets.feature_set import Feature, FeatureSet
 from psfleet.torch.conversion import ModulePredictor
 from psfleet.torch.embeddings import Embedding, EmbeddingBag, TableModule

@@ -21,7 +21,7 @@ from psfleet import fleet
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.validation.annotations import LossValue, checked
 from psfleet.core.engine.gradients import Grad, SparseGrad, gradient_of
-from psfleet.core.engine.interface import Gradient, Runtime, is_trained
+from psfleet.core.engine.runtime_interface import Gradient, Runtime, is_trained
 from psfleet.core.graph.parameters.binding import watch
 from psfleet.core.graph.parameters.parameter_client import ParameterClient
 from psfleet.core.runtime.process_runtime import active, check_none_waits

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.engine.gradients import SparseGrad
-from psfleet.core.engine.interface import Runtime
+from psfleet.core.engine.runtime_interface import Runtime
 from psfleet.core.engine.schema.table import TableSpec, key_of
 from psfleet.core.graph.parameters.parameter import note_dense_rows
 from psfleet.core.graph.parameters.parameter_client import ParameterClient

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from psfleet import fleet
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.validation.annotations import checked
-from psfleet.core.engine.interface import Runtime
+from psfleet.core.engine.runtime_interface import Runtime
 from psfleet.core.graph.program.pipeline.cutting import check_share
 from psfleet.core.graph.program.pipeline.estimates import balanced_edges
 from psfleet.core.runtime.stages import even_sizes, here

@@ -14,7 +14,7 @@ from torch import Tensor
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.json_documents import Format, exact, reading
 from psfleet.core.engine.gradient_checks import as_ids
-from psfleet.core.engine.interface import Runtime, TableState
+from psfleet.core.engine.runtime_interface import Runtime, TableState
 from psfleet.core.runtime.strategy import Settings
 from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
 from psfleet.torch.parameter_plan import DenseBinding, SparseBinding

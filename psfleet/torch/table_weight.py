@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from psfleet.core.base.errors import UsageError
 from psfleet.core.engine.gradients import PooledGradient, SparseGrad
-from psfleet.core.engine.interface import PooledIds, joined_ids
 from psfleet.core.engine.kernels.bags import RowBags
+from psfleet.core.engine.runtime_interface import PooledIds, joined_ids
 
 P = ParamSpec("P")
 R = TypeVar("R")

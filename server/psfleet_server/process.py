@@ -23,7 +23,7 @@ import grpc
 import numpy as np
 
 from psfleet.checkpoint import load_shard
-from psfleet.core.base import faults
+from psfleet.core.base import crash_points
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.job_files import write_ready
 from psfleet.core.base.logs import log_of, set_up_logs
@@ -46,7 +46,7 @@ from psfleet_server.durability.log import ServerLog
 from psfleet_server.durability.log_place import decided, job_folder, remove_earlier
 from psfleet_server.durability.recovery import Journal, go_on_from, open_log
 from psfleet_server.engine.liveness import LivenessPipe, ServerHeartbeat, Ticker
-from psfleet_server.engine.memory_budget import spare, table_limit
+from psfleet_server.engine.memory_limit import spare, table_limit
 from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.server_scaling import ServerScaling
 from psfleet_server.engine.shard_host import ShardHost
@@ -434,7 +434,7 @@ class Server:
         self.host.lanes.stop()
         self.host.parts.stop()
         self._pool.shutdown()
-        if (chaos := faults.chaos()) is not None:
+        if (chaos := crash_points.chaos()) is not None:
             chaos.write_held_tables(self._shard)
         if self.host.journal is not None:
             self.host.journal.log.close()

@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import grpc
 
-from psfleet.core.base import faults
+from psfleet.core.base import crash_points
 from psfleet.core.base.errors import ProtocolError, PsfleetError, ServerUnavailable
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.settings.environment import Environment
@@ -243,11 +243,11 @@ class Standby:
         with self._taking:
             if self.term:
                 return
-            faults.reach("receive")
+            crash_points.reach("receive")
             if self._journal is not None:
                 self._journal.follow(kind, body)
             take(kind, body, self._host.shard, self._host.coordinator)
-            faults.reach("took")
+            crash_points.reach("took")
             self.records += 1
             self.bytes += len(body)
             if number:

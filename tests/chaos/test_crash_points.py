@@ -11,12 +11,12 @@ from psfleet.core.base.settings.environment import read_environment
 from tests.programs import ended
 
 _SCRIPT = """
-from psfleet.core.base import faults
+from psfleet.core.base import crash_points
 from psfleet.core.base.settings.environment import read_environment
 read_environment()
 for time in range(5):
-    faults.reach("another point")
-    faults.reach("a point", lambda: print("last act", time, flush=True))
+    crash_points.reach("another point")
+    crash_points.reach("a point", lambda: print("last act", time, flush=True))
 """
 
 

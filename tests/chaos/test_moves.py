@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.interface import Gradient, Read, Runtime, TableState
+from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime, TableState
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.chaos.audit import ChaosSettings
 from tests.cluster.test_scaling import BIAS, COUNTS, RARE, ROWS, assert_same, ids_of

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from psfleet.core.base.scaling_files import Scaled, write_scale, write_scaled
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.chaos.audit import HELD, AuditedRow, AuditFile, ChaosSettings

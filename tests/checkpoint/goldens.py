@@ -29,10 +29,10 @@ from psfleet.checkpoint import (
 )
 from psfleet.core.base.job_files import write_ready, write_reply, write_request
 from psfleet.core.engine.consistency import find_mode
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import RULES
 from psfleet.core.engine.rules.adagrad import Adagrad
 from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.entry import (
     CapacityEntry,
     CountFilterEntry,

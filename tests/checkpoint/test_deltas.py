@@ -19,10 +19,10 @@ from psfleet.checkpoint import (
 )
 from psfleet.core.base.errors import CheckpointError
 from psfleet.core.engine.consistency import find_mode
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.kernels.id_routing import owned_by
 from psfleet.core.engine.rules.adagrad import Adagrad
 from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.entry import (
     CapacityEntry,
     CountFilterEntry,

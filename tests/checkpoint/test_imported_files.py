@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from psfleet.checkpoint import export, import_rows, read_rows
 from psfleet.core.base.errors import PsfleetError
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.features import hashed

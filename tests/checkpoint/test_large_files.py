@@ -11,15 +11,15 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from psfleet.checkpoint import tensors
-from psfleet.checkpoint.tensors import TensorWriter, digest
+from psfleet.checkpoint import safetensors_files
+from psfleet.checkpoint.safetensors_files import TensorWriter, digest
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of 64 KiB are large, and buffers have 16 KiB."""
-    monkeypatch.setattr(tensors, "_LARGE", 64 << 10)
-    monkeypatch.setattr(tensors, "_BUFFER", 16 << 10)
+    monkeypatch.setattr(safetensors_files, "_LARGE", 64 << 10)
+    monkeypatch.setattr(safetensors_files, "_BUFFER", 16 << 10)
 
 
 def write(path: Path, content: dict[str, NDArray[np.int64]], seed: int) -> str:
@@ -46,7 +46,7 @@ def test_a_large_file_has_all_bytes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int, block: int
 ) -> None:
     """Wherever tensors and pages begin and end; also where a disk refuses such small blocks."""
-    monkeypatch.setattr(tensors, "_BLOCK", block)
+    monkeypatch.setattr(safetensors_files, "_BLOCK", block)
     lengths = 30_000 + 511 * seed, 8192, 100, 9000 + seed, 0, 20_000
     content = {f"t{k}": np.arange(k, k + length) * 7 for k, length in enumerate(lengths)}
     path = tmp_path / "file"
@@ -63,7 +63,7 @@ def test_the_checksum_of_a_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, buffer: int, cached: bool
 ) -> None:
     """It is that of all bytes, also where the disk refuses buffers of that size."""
-    monkeypatch.setattr(tensors, "_BUFFER", buffer)
+    monkeypatch.setattr(safetensors_files, "_BUFFER", buffer)
     path = tmp_path / "file"
     path.write_bytes(np.random.default_rng(size).bytes(size))
     assert digest(path, cached=cached) == hashlib.sha256(path.read_bytes()).hexdigest()

@@ -14,7 +14,7 @@ from psfleet import optimizer
 from psfleet.checkpoint import plan_migration, reshard
 from psfleet.core.base.errors import ConfigError, TableConflict
 from psfleet.core.base.settings.environment import Environment
-from psfleet.core.engine.interface import TableState
+from psfleet.core.engine.runtime_interface import TableState
 from psfleet.core.engine.schema.entry import (
     CapacityEntry,
     CountFilterEntry,

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 
 from psfleet.checkpoint import Snapshot, export, reshard
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import MAX_NAME, TableSpec
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime

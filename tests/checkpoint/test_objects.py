@@ -20,8 +20,8 @@ from psfleet.core.base import object_store
 from psfleet.core.base.errors import CheckpointError, ConfigError
 from psfleet.core.base.object_store import latest_snapshot, own_name, own_snapshots
 from psfleet.core.base.settings.kinds import local_path, shown_url, url_of
-from psfleet.core.engine.interface import Gradient, Read, Runtime
 from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet

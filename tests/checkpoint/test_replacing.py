@@ -16,8 +16,8 @@ from psfleet.checkpoint import load_shard, save_fleet
 from psfleet.core.base.errors import CheckpointError, TableConflict
 from psfleet.core.base.files import exchange
 from psfleet.core.base.json_documents import Format
-from psfleet.core.engine.interface import Read
 from psfleet.core.engine.rules import SGD
+from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime

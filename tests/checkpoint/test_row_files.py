@@ -13,7 +13,7 @@ from psfleet import optimizer
 from psfleet.checkpoint import read_rows
 from psfleet.core.base.errors import CheckpointError
 from psfleet.core.base.settings.environment import Environment
-from psfleet.core.engine.interface import TableState
+from psfleet.core.engine.runtime_interface import TableState
 from psfleet.features import hashed
 from psfleet_launch.commands.psfleet_cli import main
 

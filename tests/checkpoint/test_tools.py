@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import psfleet
+from psfleet.core.base.crash_points import Send
 from psfleet.core.base.errors import ServerUnavailable
-from psfleet.core.base.faults import Send
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine import rules
-from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.chaos.message_faults import MessageFaults

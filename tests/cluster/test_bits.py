@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.interface import TableState
+from psfleet.core.engine.runtime_interface import TableState
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.chaos.message_faults import MessageFaults

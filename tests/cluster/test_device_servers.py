@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from psfleet.core.base.errors import ConfigError, ServerUnavailable, UsageError
-from psfleet.core.engine.interface import Gradient, Runtime, TableState
 from psfleet.core.engine.rules import Adam
+from psfleet.core.engine.runtime_interface import Gradient, Runtime, TableState
 from psfleet.core.engine.schema.table import Device, InitializerSpec, TableSpec
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests import starter

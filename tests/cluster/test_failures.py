@@ -20,8 +20,8 @@ from psfleet.core.base.errors import (
     ServerUnavailable,
 )
 from psfleet.core.base.settings.environment import Environment
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.net.connections import channel, tls_sockets
 from psfleet.core.net.connections.access import Access

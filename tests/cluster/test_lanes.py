@@ -16,7 +16,7 @@ from psfleet.core.base.errors import ConfigError, LaneLost, ProtocolError, Serve
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine import rules
-from psfleet.core.engine.interface import Gradient, Read, TableState
+from psfleet.core.engine.runtime_interface import Gradient, Read, TableState
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.net import frame
 from psfleet.core.net.frame import field
@@ -221,7 +221,7 @@ WORKER = """
 import sys, numpy as np
 from psfleet.core.engine import rules
 from psfleet.core.base.settings.environment import Environment
-from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet_worker.cluster_runtime import ClusterRuntime
 runtime = ClusterRuntime(Environment("worker", 0, (sys.argv[1],), 1), "async")

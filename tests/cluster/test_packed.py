@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from psfleet.core.base.crash_points import Send
 from psfleet.core.base.errors import ConfigError, UsageError
-from psfleet.core.base.faults import Send
-from psfleet.core.engine.interface import Gradient, Read, Runtime, TableState
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime, TableState
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.core.net import frame
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime

@@ -9,7 +9,7 @@ import pytest
 from psfleet.checkpoint import load_shard
 from psfleet.core.base.errors import TableConflict
 from psfleet.core.client import Client
-from psfleet.core.engine.interface import TableState
+from psfleet.core.engine.runtime_interface import TableState
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.interface import Gradient, PendingPush, Read, Runtime
 from psfleet.core.engine.kernels.id_routing import owned_by
 from psfleet.core.engine.rules import Adam
+from psfleet.core.engine.runtime_interface import Gradient, PendingPush, Read, Runtime
 from psfleet.core.engine.schema.entry import CapacityEntry
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from psfleet.core.base.errors import CheckpointError, ShapeError, UsageError
-from psfleet.core.engine.interface import Gradient, Read, TableState
 from psfleet.core.engine.kernels.initial_values import initial_rows
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read, TableState
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime

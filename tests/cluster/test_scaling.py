@@ -13,8 +13,8 @@ from psfleet.core.base.job_files import write_running_job
 from psfleet.core.base.scaling_files import write_scale_ready
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.interface import Gradient, Read, Runtime, TableState
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime, TableState
 from psfleet.core.engine.schema.entry import CountFilterEntry
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.core.engine.tables import disk_arena, disk_rows

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.core.engine.interface import Gradient, TableState
+from psfleet.core.engine.runtime_interface import Gradient, TableState
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.cluster.test_scaling import COUNTS, assert_same, meet, train
 from tests.pools import started_pool

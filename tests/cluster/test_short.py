@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.core.engine.interface import Gradient, Precision, Runtime, TableState
 from psfleet.core.engine.kernels.number_formats import rounded
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Precision, Runtime, TableState
 from psfleet.core.engine.schema.table import BLOCK, TableSpec
 from psfleet.core.graph.parameters.binding import BoundTables
 from psfleet.core.graph.parameters.parameter import Parameter

@@ -13,7 +13,7 @@ from psfleet.core.base.errors import ShapeError, UsageError
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.client import Client
-from psfleet.core.engine.interface import Gradient, TableState
+from psfleet.core.engine.runtime_interface import Gradient, TableState
 from psfleet.core.engine.schema.entry import ShowClickEntry
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD, Adagrad, Adam

@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import ConfigError, DeadlineExceeded, UsageError
-from psfleet.core.engine.interface import Gradient, PendingPush, Read
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, PendingPush, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.modes.geo import GeoRuntime

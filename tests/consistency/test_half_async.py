@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from psfleet.core.base.errors import UsageError
-from psfleet.core.engine.interface import Gradient, PendingPush
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, PendingPush
 from psfleet.core.engine.schema.entry import CapacityEntry
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.modes.half_async import HalfAsyncRuntime

@@ -10,8 +10,8 @@ import pytest
 
 from psfleet.core.base.errors import DeadlineExceeded
 from psfleet.core.engine.consistency import SspMode
-from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime

@@ -5,7 +5,7 @@ import numpy as np
 from psfleet.core.base.observability.exposition import StalenessHistogram
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import find_mode
-from psfleet.core.engine.interface import Read
+from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.engine.shard.events import Join, Pull, Push
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.runtime.modes.switch import connect

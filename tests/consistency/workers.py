@@ -6,8 +6,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.core.engine.interface import Gradient, Read, Runtime
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
 from psfleet.core.runtime.strategy import ConsistencySettings

@@ -14,9 +14,9 @@ from psfleet.core.base.errors import ShapeError, UsageError
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.client import Client
 from psfleet.core.engine.gradients import PooledGradient, SparseGrad, gradient_of
-from psfleet.core.engine.interface import Gradient, PooledIds
 from psfleet.core.engine.kernels.bags import RowBags, pool_parts, spread_parts
 from psfleet.core.engine.kernels.dedup import dedup
+from psfleet.core.engine.runtime_interface import Gradient, PooledIds
 from psfleet.core.engine.schema.entry import ShowClickEntry
 from psfleet.core.engine.schema.table import key_of
 from psfleet.core.graph.execution.executor import Executor

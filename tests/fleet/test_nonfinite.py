@@ -7,9 +7,9 @@ import pytest
 
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.client import Client
-from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.non_finite_check import NonFiniteCheck
 from psfleet.core.engine.rules.momentum import ExactSum
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.modes.switch import connect

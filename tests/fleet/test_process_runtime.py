@@ -6,7 +6,7 @@ import numpy as np
 
 import psfleet
 from psfleet.core.base.threads import ServiceThread
-from psfleet.core.engine.interface import Runtime
+from psfleet.core.engine.runtime_interface import Runtime
 from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.runtime.process_runtime import active, current, using
 from psfleet.core.runtime.runtime_bases import ForwardingRuntime

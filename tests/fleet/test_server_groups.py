@@ -14,7 +14,7 @@ from psfleet.checkpoint import plan_migration
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.client import Client
-from psfleet.core.engine.interface import Read
+from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.engine.schema.table import key_of
 from psfleet.core.graph.execution.executor import Executor
 from psfleet.core.graph.program.program import Program, program_guard

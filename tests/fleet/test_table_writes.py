@@ -9,7 +9,7 @@ import pytest
 from psfleet.checkpoint import read_rows
 from psfleet.core.base.errors import CheckpointError, IdError, ShapeError
 from psfleet.core.client import Client
-from psfleet.core.engine.interface import TableState
+from psfleet.core.engine.runtime_interface import TableState
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD, Adam

@@ -24,7 +24,7 @@ from psfleet.checkpoint import (
 from psfleet.core.base.errors import PsfleetError
 from psfleet.core.base.object_store import own_name
 from psfleet.core.engine.consistency import find_mode
-from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.shard.events import BeginCut, Join, Push, WriteSnapshot
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.shard.snapshot_cuts import PendingCut

@@ -27,8 +27,8 @@ from psfleet.checkpoint import MANIFEST, load_shard, read_manifest, save_fleet
 from psfleet.core.base.errors import PsfleetError
 from psfleet.core.base.settings.declared_settings import ServerLimits
 from psfleet.core.engine.consistency import find_mode
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import Join, Push
 from psfleet.core.engine.shard.shard import Shard
@@ -129,7 +129,7 @@ def a_shard() -> Shard:
 
 def content(shard: Shard) -> list[Any]:
     """Every value of a shard's tables that a user can pull."""
-    from psfleet.core.engine.interface import Read
+    from psfleet.core.engine.runtime_interface import Read
 
     ids = np.array([3, -9, 2**63 - 1, 7])
     reads = [Read(s.key, ids if s.kind == "sparse" else None) for s in SPECS]

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from psfleet.core.base.errors import ServerUnavailable
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.engine.consistency import find_mode
-from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.shard.events import Join, Push
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.net.connections.access import Access

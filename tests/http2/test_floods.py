@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from psfleet.core.base.settings.server_endpoints import addresses_of
-from psfleet.core.engine.interface import Gradient, Read, Runtime, load_runtime
+from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime, load_runtime
 from psfleet.core.net.http2 import frames
 from psfleet.core.net.http2.calls import RateLimit
 from psfleet.fleet.testing.local_fleet import LocalFleet

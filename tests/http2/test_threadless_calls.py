@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.net.http2.calls import IncomingCall
 from psfleet.core.net.http2.http2_client import ClientConnection, Http2Client
 from psfleet.core.net.http2.http2_server import Http2Server

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from psfleet.core.base.settings.environment import Environment
-from psfleet.core.engine.interface import TableState
+from psfleet.core.engine.runtime_interface import TableState
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.membership.test_deaths import BATCH, EPOCHS, MORE, SAMPLES, results, run, some, train

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.round_plan import MOST, length
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.modes.local_sgd import LocalSGDRuntime
 from psfleet.core.runtime.modes.switch import ModeSwitchRuntime

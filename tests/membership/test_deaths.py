@@ -15,9 +15,9 @@ import pytest
 
 from psfleet.core.base.errors import Fenced
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.interface import Gradient, Read, TableState
 from psfleet.core.engine.round_plan import Range
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read, TableState
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime

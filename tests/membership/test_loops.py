@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.core.base.faults import Send
+from psfleet.core.base.crash_points import Send
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.interface import Gradient, Read, TableState
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read, TableState
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.core.runtime.dataset_pass import batches
 from psfleet.fleet.data_loops import DataLoops

@@ -12,7 +12,7 @@ import pytest
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.job_files import write_request
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.net.v1 import shard_pb2
 from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
 from psfleet.core.runtime.strategy import ConsistencySettings

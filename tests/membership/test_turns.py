@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.core.engine.interface import TableState
+from psfleet.core.engine.runtime_interface import TableState
 from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime

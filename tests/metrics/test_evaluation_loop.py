@@ -7,7 +7,7 @@ import pytest
 
 from psfleet import metrics
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.runtime.dataset_pass import batches
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.script_runtime import ScriptRuntime

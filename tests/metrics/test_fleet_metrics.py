@@ -11,8 +11,8 @@ import pytest
 from psfleet import metrics
 from psfleet.core.base.errors import ConfigError, ShapeError
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.interface import Gradient, Runtime
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Runtime
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.dataset_pass import batches
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime

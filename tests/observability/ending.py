@@ -4,7 +4,7 @@ import numpy as np
 
 import psfleet
 from psfleet import fleet, metrics
-from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.runtime.process_runtime import active
 
 AFTERWARDS = 40  # steps

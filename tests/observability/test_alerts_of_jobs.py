@@ -17,7 +17,7 @@ import pytest
 
 from psfleet.core.base.files import exchange
 from psfleet.core.base.panels.process_panels import PANELS
-from psfleet.core.engine.interface import Runtime
+from psfleet.core.engine.runtime_interface import Runtime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.chaos.audit import ChaosSettings
 from psfleet_launch.job.job_plan import Job

@@ -17,7 +17,7 @@ import pytest
 
 from psfleet.core.base.errors import ConfigError, Gap
 from psfleet.core.base.logs import log_of, set_up_logs
-from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.shard.events import Push
 from psfleet.core.net.v1 import coordinator_pb2
 from tests.programs import ended

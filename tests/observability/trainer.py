@@ -8,7 +8,7 @@ import numpy as np
 import psfleet
 from psfleet import fleet
 from psfleet.core.base.observability.logged_values import LAGS
-from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.runtime.process_runtime import active
 
 WORKER, STEP, ID = 1, 37, 4711

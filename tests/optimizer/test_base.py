@@ -11,7 +11,7 @@ import psfleet
 from psfleet import fleet, layers, optimizer
 from psfleet.core.base.errors import UsageError
 from psfleet.core.engine.gradients import SparseGrad
-from psfleet.core.engine.interface import Read
+from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.graph.execution.executor import Executor
 from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.program.program import Program, eager_guard, program_guard

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from psfleet.core.engine.gradients import SparseGrad
-from psfleet.core.engine.interface import Runtime
+from psfleet.core.engine.runtime_interface import Runtime
 from psfleet.core.engine.schema import entry
 from psfleet.core.engine.schema.table import InitializerSpec
 from psfleet.core.graph.parameters.binding import tables

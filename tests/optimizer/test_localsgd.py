@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.scaling_files import read_scale
 from psfleet.core.client.client import Client
-from psfleet.core.engine.interface import Gradient, Read, Runtime
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.modes.local_sgd import LocalSGDRuntime

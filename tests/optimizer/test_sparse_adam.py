@@ -8,8 +8,8 @@ import pytest
 import psfleet
 from psfleet.core.engine import rules
 from psfleet.core.engine.gradients import SparseGrad
-from psfleet.core.engine.interface import TableState
 from psfleet.core.engine.rules import AdamCatchUp
+from psfleet.core.engine.runtime_interface import TableState
 from psfleet.core.engine.schema.table import InitializerSpec
 from psfleet.core.graph.parameters.binding import tables
 from psfleet.core.graph.parameters.parameter import Parameter

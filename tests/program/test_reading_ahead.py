@@ -7,7 +7,7 @@ import pytest
 
 import psfleet as ps
 from psfleet import layers, optimizer
-from psfleet.core.engine.interface import Read
+from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.runtime.process_runtime import current
 from psfleet.data.read_ahead import Peekable
 from psfleet.fleet import Fleet

@@ -9,8 +9,8 @@ from psfleet.checkpoint import CutPosition, Manifest, SnapshotDraft, write_froze
 from psfleet.core.base.errors import LogError
 from psfleet.core.base.object_store import own_name, own_place
 from psfleet.core.engine.consistency import find_mode
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import BeginCut, Join, Push, WriteSnapshot
 from psfleet.core.engine.shard.shard import Shard

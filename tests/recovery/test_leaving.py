@@ -8,8 +8,8 @@ import pytest
 
 from psfleet.core.base.errors import NotReady
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.net.v1.shard_pb2 import LeaveRequest
 from psfleet.fleet.testing.local_fleet import LocalFleet

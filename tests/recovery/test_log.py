@@ -13,8 +13,8 @@ import pytest
 from psfleet.core.base.errors import LogError
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import find_mode
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import Join, Leave, PartState, Pull, Push, WriteState
 from psfleet.core.engine.shard.shard import Shard

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import Gap
 from psfleet.core.engine.consistency import find_mode
-from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.shard.events import Join, Push
 from psfleet.core.engine.shard.shard import Shard
 from psfleet_server.engine.shard_host import ShardHost

@@ -20,7 +20,7 @@ import pytest
 
 from psfleet.core.base.job_files import read_ready
 from psfleet.core.base.settings.server_endpoints import addresses_of
-from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.agents.machines import NETWORK, Lab, has, laboratory, run

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.core.engine.interface import Gradient, TableState
+from psfleet.core.engine.runtime_interface import Gradient, TableState
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import zero_rows

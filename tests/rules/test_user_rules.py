@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from psfleet.core.base.errors import CheckpointError, RuleError, ServerUnavailable
-from psfleet.core.engine.interface import Gradient, Runtime
 from psfleet.core.engine.rules import RULES, Rule, import_rules, make_rule, reference_of
+from psfleet.core.engine.runtime_interface import Gradient, Runtime
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing import check_rule

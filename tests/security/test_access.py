@@ -15,7 +15,7 @@ import pytest
 from psfleet.core.base.errors import AccessDenied, ConfigError
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.server_endpoints import addresses_of
-from psfleet.core.engine.interface import load_runtime
+from psfleet.core.engine.runtime_interface import load_runtime
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.connections.channel import open_channel
 from psfleet.core.net.connections.tls_sockets import closes_at_once

@@ -13,8 +13,8 @@ import pytest
 
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.server_endpoints import addresses_of
-from psfleet.core.engine.interface import Gradient, Read, Runtime, load_runtime
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime, load_runtime
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.net.http2.connection_admission import (
     UnauthenticatedConnection,

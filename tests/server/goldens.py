@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.engine.consistency import SspMode, SyncMode
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.round_plan import PlanEntry, RoundPlan
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.entry import CapacityEntry, CountFilterEntry
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import (

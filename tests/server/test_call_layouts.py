@@ -5,8 +5,8 @@ import pytest
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import FrameError
-from psfleet.core.engine.interface import Read
 from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.shard_tables import ShardTables
 from psfleet.core.net import frame, segments

@@ -17,9 +17,9 @@ from psfleet.core.base.observability.exposition import LatencyHistogram
 from psfleet.core.base.settings.declared_settings import ServerLimits
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.engine.consistency import AsyncMode, ConsistencyMode, GeoMode, SspMode, SyncMode
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.kernels.initial_values import address_of
 from psfleet.core.engine.rules import RULES, SGD, Adagrad, Adam, Ftrl, Lamb
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.entry import CapacityEntry, CountFilterEntry, TTLEntry
 from psfleet.core.engine.schema.table import DecaySpec, TableSpec
 from psfleet.core.engine.shard.events import BeginCut, EndCut, Join, Pull, Shrink

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 import psfleet
 from psfleet.core.base.errors import AccessDenied, ConfigError, ServerUnavailable, UsageError
 from psfleet.core.base.settings.environment import Environment
-from psfleet.core.engine.interface import FollowedCut, Gradient, Read, Runtime, load_runtime
 from psfleet.core.engine.kernels.id_routing import owned_by
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import FollowedCut, Gradient, Read, Runtime, load_runtime
 from psfleet.core.engine.schema.entry import CapacityEntry
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.core.net.connections.access import Access

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.core.engine.interface import Read
 from psfleet.core.engine.kernels.id_routing import owned_by
+from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.shard.table_placement import dense_range
 from psfleet.core.net.table_messages import read_reply
 from psfleet.core.net.v1.follower_pb2 import ChangesReply, ChangesRequest, RowsReply
-from psfleet.serving.following import AskChanges, Following, TakeCut, WeightCopy
+from psfleet.serving.follower_state_machine import AskChanges, Following, TakeCut, WeightCopy
 from psfleet_server.engine.follower_requests import Followers
 from tests.serving.test_followers import DENSE, IDS, ROWS
 

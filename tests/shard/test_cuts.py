@@ -6,8 +6,8 @@ import pytest
 from psfleet.core.base.errors import Later, PsfleetError, UsageError
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import find_mode
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import (
     BeginCut,

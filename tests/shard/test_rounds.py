@@ -18,9 +18,9 @@ from psfleet.core.base.errors import (
     ShapeError,
 )
 from psfleet.core.engine.consistency import find_mode
-from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.rules.adam import Adam
 from psfleet.core.engine.rules.momentum import SGD
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import (
     Expire,

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from psfleet.checkpoint import load_shard, read_manifest
-from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.dense import DenseTable

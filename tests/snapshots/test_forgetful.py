@@ -11,7 +11,7 @@ import pytest
 
 from psfleet.checkpoint import load_shard, read_manifest
 from psfleet.core.base.errors import CheckpointError, DeadlineExceeded
-from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.fleet.testing.local_fleet import LocalFleet

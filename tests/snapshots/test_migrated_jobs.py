@@ -11,8 +11,8 @@ import pytest
 import psfleet
 from psfleet import optimizer
 from psfleet.core.client import Client
-from psfleet.core.engine.interface import TableState
 from psfleet.core.engine.kernels.initial_values import initial_rows
+from psfleet.core.engine.runtime_interface import TableState
 from psfleet.features import Feature, FeatureSet, Table, find_features
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.initializer import Normal

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.standby.pairs import LONGEST, Pairs

@@ -16,7 +16,7 @@ import pytest
 import psfleet
 from psfleet.core.base.errors import DeadlineExceeded
 from psfleet.core.client import Client
-from psfleet.core.engine.interface import Gradient, Read, TableState
+from psfleet.core.engine.runtime_interface import Gradient, Read, TableState
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.optimizer import Adam
 from psfleet_server.durability.log_shipping import DEPOSED

@@ -15,8 +15,8 @@ from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.client import Client
 from psfleet.core.engine.consistency import find_mode
-from psfleet.core.engine.interface import Gradient, Read, Runtime
 from psfleet.core.engine.rules import SGD, Adam
+from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime
 from psfleet.core.engine.schema.entry import (
     CapacityEntry,
     CountFilterEntry,

@@ -13,8 +13,8 @@ from hypothesis import settings
 
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.settings.environment import Environment
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import SGD
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.tables import disk_rows
 from psfleet.core.engine.tables.budget import MemoryBudget

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from psfleet.checkpoint import reshard
 from psfleet.core.base.errors import RuleError, UsageError
 from psfleet.core.engine.eviction_reader import EvictionReader
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import SGD
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.entry import (
     CapacityEntry,
     CountFilterEntry,

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 import psfleet
 from psfleet import fleet, optimizer
 from psfleet.core.engine.eviction_reader import EvictionReader
-from psfleet.core.engine.interface import Gradient, Runtime
 from psfleet.core.engine.rules import SGD, import_rules
 from psfleet.core.engine.rules.eviction_policy import POLICIES
+from psfleet.core.engine.runtime_interface import Gradient, Runtime
 from psfleet.core.engine.schema.entry import CapacityEntry, DecayedFrequency, EvictionStreamEntry
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.process_runtime import current

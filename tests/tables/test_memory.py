@@ -13,8 +13,8 @@ from psfleet.core.base.settings.declared_settings import JobSettings
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.evictions import EvictionCause
-from psfleet.core.engine.interface import Gradient, Read, Runtime
 from psfleet.core.engine.rules import Adam
+from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime
 from psfleet.core.engine.schema.entry import (
     CapacityEntry,
     CountFilterEntry,
@@ -42,7 +42,7 @@ from psfleet_launch.job.job_plan import Job, Member, Told, child_environment
 from psfleet_launch.job.job_request import JobRequest
 from psfleet_server.durability.log import LogHeader, ServerLog
 from psfleet_server.durability.recovery import Journal
-from psfleet_server.engine.memory_budget import table_limit
+from psfleet_server.engine.memory_limit import table_limit
 
 MIB = 1 << 20
 BATCH = 8192

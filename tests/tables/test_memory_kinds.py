@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.settings.kinds import DEVICE_PLACES, Device
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import Adam
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.entry import CapacityEntry
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.shard import Shard

@@ -10,7 +10,7 @@ import pytest
 from psfleet import Executor, clip, fluid, layers, optimizer
 from psfleet.core.base.errors import ConfigError, ShapeError, UsageError
 from psfleet.core.engine.gradients import SparseGrad
-from psfleet.core.engine.interface import Runtime
+from psfleet.core.engine.runtime_interface import Runtime
 from psfleet.core.engine.schema.entry import ShowClickEntry
 from psfleet.core.engine.schema.table import key_of
 from psfleet.core.graph.execution.inference import load_inference, save_inference

@@ -11,7 +11,7 @@ import psfleet.torch as pst
 from psfleet import fluid, initializer
 from psfleet import optimizer as fleet_optimizer
 from psfleet.core.base.errors import UsageError
-from psfleet.core.engine.interface import Read
+from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.engine.schema.entry import ProbabilityEntry
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests.torch import models  # noqa: F401  # sets torch's threads

@@ -10,7 +10,7 @@ import torch
 import psfleet.torch as pst
 from psfleet import initializer
 from psfleet.core.base.errors import ConfigError, UsageError
-from psfleet.core.engine.interface import Read
+from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.features import Feature, FeatureSet, Jagged, Number, Table
 from psfleet.optimizer import SGD, Adagrad

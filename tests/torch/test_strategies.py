@@ -12,7 +12,7 @@ from torch import nn
 import psfleet.torch as pst
 from psfleet import fleet as fleet_api
 from psfleet.core.base.errors import UsageError
-from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests.runtimes import CountingRuntime
 from tests.torch.models import MODELS, OPTIMIZERS, DeepFM, batches, curve, under

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from psfleet.core.base.errors import FrameError, PsfleetError, UsageError
 from psfleet.core.base.settings.kinds import Format
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.entry import ShowClickEntry
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.net import frame, segments

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import FrameError, PsfleetError, UnknownTable
-from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.kernels.initial_values import STREAM_FROM
 from psfleet.core.engine.rules.adam import Adam
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.net import frame, segments
 from psfleet.core.net.segments import OutgoingSegment, PartState

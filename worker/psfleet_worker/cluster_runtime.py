@@ -13,16 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.core.base import faults
+from psfleet.core.base import crash_points
+from psfleet.core.base.crash_points import Send
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.base.faults import Send
 from psfleet.core.base.observability.tracing import open_tracing
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.base.threads import deferred
 from psfleet.core.engine.consistency import ConsistencyMode, find_mode
 from psfleet.core.engine.gradient_checks import check_reduction
-from psfleet.core.engine.interface import (
+from psfleet.core.engine.non_finite_check import NonFiniteCheck
+from psfleet.core.engine.round_plan import Range, SourceParts
+from psfleet.core.engine.rules import import_rules
+from psfleet.core.engine.runtime_interface import (
     CompletedPush,
     Gradient,
     PendingPush,
@@ -31,9 +34,6 @@ from psfleet.core.engine.interface import (
     TableState,
     with_counts,
 )
-from psfleet.core.engine.non_finite_check import NonFiniteCheck
-from psfleet.core.engine.round_plan import Range, SourceParts
-from psfleet.core.engine.rules import import_rules
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.membership_view import Position
 from psfleet.core.engine.worker_state import ScriptProgress
@@ -118,7 +118,7 @@ class ClusterRuntime(ClusterLike):
                 "workers (PSFLEET_ROLE=worker)"
             )
         import_rules(environment.rules, environment.rules_folder)
-        chaos = faults.chaos()
+        chaos = crash_points.chaos()
         injector = None if chaos is None else chaos.FaultInjector(environment.rank)
         self._audit = None if injector is None else injector.audit
         self._tracing = open_tracing(environment)

@@ -17,8 +17,8 @@ from typing_extensions import override
 from psfleet.core.base.errors import ConfigError, ServerUnavailable, UsageError
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.engine.evictions import EvictedIds
-from psfleet.core.engine.interface import Read, ReadVersion, TableState
 from psfleet.core.engine.rules import import_rules
+from psfleet.core.engine.runtime_interface import Read, ReadVersion, TableState
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.net import frame
 from psfleet.core.net.body import parse
@@ -176,8 +176,8 @@ class ReaderRuntime(ReadOnlyRuntime):
         """Request the changes of tables. Returns the replies, one for each request that is not None.
 
         Args:
-            requests: One request per server (psfleet.serving.following makes them), or None to skip that
-                server.
+            requests: One request per server (psfleet.serving.follower_state_machine makes them), or None to
+                skip that server.
         """
         calls = [
             client.start(

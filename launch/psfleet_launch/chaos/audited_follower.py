@@ -21,7 +21,7 @@ from psfleet.core.base.errors import PsfleetError, ServerUnavailable
 from psfleet.core.engine.kernels.initial_values import initial_rows
 from psfleet.core.engine.schema.table import OWN, TableSpec
 from psfleet.serving.follower import Follower
-from psfleet.serving.following import AskChanges, TakeCut
+from psfleet.serving.follower_state_machine import AskChanges, TakeCut
 from psfleet_launch.chaos.audit import AuditedPushes, AuditedRow, read_pushed
 from psfleet_launch.chaos.injection import count_table
 

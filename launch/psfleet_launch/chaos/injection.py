@@ -1,6 +1,6 @@
 """Faults and audit inside the workers and servers of a job under `psfleet-launch --chaos`.
 
-Workers and servers load this module with `psfleet.core.base.faults.chaos`, only in jobs with --chaos.
+Workers and servers load this module with `psfleet.core.base.crash_points.chaos`, only in jobs with --chaos.
 
 The audit checks that each acknowledged push was applied exactly once. It does not rely on the sequence
 numbers with which psfleet itself detects repeated pushes. Each worker has a hidden table with one row on
@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.core.base.faults import Send
-from psfleet.core.engine.interface import Gradient
+from psfleet.core.base.crash_points import Send
 from psfleet.core.engine.kernels.hashing import hash_ids
 from psfleet.core.engine.kernels.id_routing import routes, virtual_shards
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import OWN, InitializerSpec, TableSpec
 from psfleet.core.engine.shard.table_placement import dense_range
 from psfleet.core.net import frame
@@ -100,7 +100,7 @@ class DiskFullFault:
 def _settings() -> ChaosSettings:
     settings = ChaosSettings.from_environment()
     assert settings is not None, (
-        "psfleet.core.base.faults.chaos loads this module only if they are set"
+        "psfleet.core.base.crash_points.chaos loads this module only if they are set"
     )
     return settings
 

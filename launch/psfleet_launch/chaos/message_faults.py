@@ -8,8 +8,8 @@ import contextlib
 import random
 import threading
 
+from psfleet.core.base.crash_points import Send
 from psfleet.core.base.errors import PsfleetError, ServerUnavailable
-from psfleet.core.base.faults import Send
 
 
 class MessageFaults:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
-from psfleet.core.base import faults
+from psfleet.core.base import crash_points
 from psfleet.core.base.logs import log_of
 
 _log = log_of(__name__)
@@ -71,7 +71,7 @@ class ServiceThread(threading.Thread):
     def run(self) -> None:
         """Run the target."""
         with _ends_process(self.name):
-            faults.reach(f"thread {self.name}")
+            crash_points.reach(f"thread {self.name}")
             self._inherited.run(super().run)
 
 

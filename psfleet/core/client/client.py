@@ -33,7 +33,7 @@ from psfleet.core.client.client_tables import (
     reads_of,
 )
 from psfleet.core.engine.gradients import as_numbers
-from psfleet.core.engine.interface import (
+from psfleet.core.engine.runtime_interface import (
     ClosedRuntime,
     FollowedCut,
     PendingPush,

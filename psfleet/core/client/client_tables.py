@@ -15,7 +15,7 @@ from psfleet.core.base.validation.annotations import checked
 from psfleet.core.engine.eviction_reader import EvictionReader
 from psfleet.core.engine.gradient_checks import as_float32, as_ids
 from psfleet.core.engine.gradients import PooledGradient, as_numbers, gradient_of
-from psfleet.core.engine.interface import (
+from psfleet.core.engine.runtime_interface import (
     Gradient,
     PendingPull,
     PendingPush,

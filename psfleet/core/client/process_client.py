@@ -16,7 +16,7 @@ from psfleet.core.base.settings.environment import Environment, read_environment
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.base.validation.annotations import checked
 from psfleet.core.client.client import Client
-from psfleet.core.engine.interface import load_runtime
+from psfleet.core.engine.runtime_interface import load_runtime
 from psfleet.core.graph.execution.model_files import folder_of
 from psfleet.core.runtime.modes.switch import check_mode, check_wire
 from psfleet.core.runtime.modes.switch import connect as connect_cluster

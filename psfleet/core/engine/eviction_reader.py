@@ -8,7 +8,7 @@ from typing import Any
 
 from psfleet.core.base.errors import UsageError
 from psfleet.core.engine.evictions import EvictedIds, joined
-from psfleet.core.engine.interface import Runtime
+from psfleet.core.engine.runtime_interface import Runtime
 from psfleet.core.engine.schema.table import TableSpec, key_of
 
 _PAGE = 1 << 16  # evictions that one read takes from each server at most

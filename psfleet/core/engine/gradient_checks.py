@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import ConfigError, IdError, ShapeError, UsageError
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.kernels.bags import RowBags
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
 
 Floats = NDArray[np.float32]

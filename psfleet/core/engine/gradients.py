@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import ShapeError
-from psfleet.core.engine.interface import Gradient, PooledIds, joined_ids
 from psfleet.core.engine.kernels.bags import spread_parts
 from psfleet.core.engine.kernels.dedup import dedup
+from psfleet.core.engine.runtime_interface import Gradient, PooledIds, joined_ids
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

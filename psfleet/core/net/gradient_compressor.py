@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.settings.kinds import Format
-from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.net.value_formats import FORMATS, CompressedValues
 

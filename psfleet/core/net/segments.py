@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import FrameError
 from psfleet.core.base.settings.kinds import Format
-from psfleet.core.engine.interface import Gradient, Precision, Read
 from psfleet.core.engine.kernels.initial_values import STREAM_FROM, address_of, copy_over
+from psfleet.core.engine.runtime_interface import Gradient, Precision, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import PartState
 from psfleet.core.net import frame

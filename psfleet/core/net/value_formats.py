@@ -23,7 +23,6 @@ from typing_extensions import override
 
 from psfleet.core.base.errors import FrameError
 from psfleet.core.base.settings.kinds import Format
-from psfleet.core.engine.interface import Precision
 from psfleet.core.engine.kernels import number_formats
 from psfleet.core.engine.kernels.hashing import GOLDEN, hash_ids
 from psfleet.core.engine.kernels.number_formats import (
@@ -32,6 +31,7 @@ from psfleet.core.engine.kernels.number_formats import (
     encode_int8_drawn,
     encode_int8_fed,
 )
+from psfleet.core.engine.runtime_interface import Precision
 from psfleet.core.net.v1 import frame_pb2
 
 Floats = NDArray[np.float32]

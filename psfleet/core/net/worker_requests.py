@@ -5,7 +5,7 @@ both forms because clients in other languages may send the messages, whereas the
 """
 
 from psfleet.core.base.errors import FrameError
-from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.shard.events import Join, Leave, Push, Shrink
 from psfleet.core.net.frame import encode, read_header, split
 from psfleet.core.net.membership_messages import mode_fields, read_mode_fields

@@ -34,7 +34,11 @@ from psfleet.core.engine.gradient_checks import (
     check_spec_value,
 )
 from psfleet.core.engine.gradients import without_values
-from psfleet.core.engine.interface import (
+from psfleet.core.engine.kernels.number_formats import rounded
+from psfleet.core.engine.kernels.recent_batches import RecentBatches
+from psfleet.core.engine.non_finite_check import NonFiniteCheck, SkippedGradients
+from psfleet.core.engine.rules.momentum import SGD
+from psfleet.core.engine.runtime_interface import (
     ClosedRuntime,
     CompletedPush,
     Gradient,
@@ -45,10 +49,6 @@ from psfleet.core.engine.interface import (
     missing_table,
     with_counts,
 )
-from psfleet.core.engine.kernels.number_formats import rounded
-from psfleet.core.engine.kernels.recent_batches import RecentBatches
-from psfleet.core.engine.non_finite_check import NonFiniteCheck, SkippedGradients
-from psfleet.core.engine.rules.momentum import SGD
 from psfleet.core.engine.schema.table import DecaySpec, TableSpec, key_of
 from psfleet.core.engine.shard.events import (
     CreateTable,

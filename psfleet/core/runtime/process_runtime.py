@@ -19,7 +19,7 @@ from psfleet.core.base.errors import UsageError
 from psfleet.core.base.forks import check_process
 from psfleet.core.base.logs import set_up_logs
 from psfleet.core.base.settings.environment import check_alone
-from psfleet.core.engine.interface import load_runtime
+from psfleet.core.engine.runtime_interface import load_runtime
 from psfleet.core.runtime.script_runtime import ScriptRuntime
 
 Parts = Mapping[str, Mapping[str, Any]]

@@ -13,8 +13,14 @@ from typing_extensions import override
 
 from psfleet.core.base.errors import TableConflict, UsageError
 from psfleet.core.engine.gradient_checks import check_reduction
-from psfleet.core.engine.interface import FollowedCut, PushCounter, Read, ReadVersion, Runtime
 from psfleet.core.engine.round_plan import Range
+from psfleet.core.engine.runtime_interface import (
+    FollowedCut,
+    PushCounter,
+    Read,
+    ReadVersion,
+    Runtime,
+)
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.script_runtime import Cluster, ScriptRuntime
 from psfleet.core.runtime.strategy import WireSettings

@@ -1,9 +1,10 @@
 """ScriptRuntime: a Runtime with what a whole script needs besides its tables; the base class of all runtimes.
 
-`psfleet.core.engine.interface.Runtime` is enough to train on tables. A script also loops over data, switches
-modes, changes the number of servers and continues after a restart. Calls that every runtime supports are
-members of ScriptRuntime. Calls that exist only in a cluster are members of `ScriptRuntime.cluster`, which is
-None elsewhere, so that a type checker finds callers that forget the case without a cluster.
+`psfleet.core.engine.runtime_interface.Runtime` is enough to train on tables. A script also loops over data,
+switches modes, changes the number of servers and continues after a restart. Calls that every runtime
+supports are members of ScriptRuntime. Calls that exist only in a cluster are members of
+`ScriptRuntime.cluster`, which is None elsewhere, so that a type checker finds callers that forget the case
+without a cluster.
 
 Some members have a default; a runtime overrides them only if it differs. A ForwardingRuntime forwards every
 member; `tests/fleet/test_process_runtime.py` checks that.
@@ -13,9 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from psfleet.core.engine.consistency import ConsistencyMode
-from psfleet.core.engine.interface import FollowedCut, Gradient, PendingPush, ReadVersion, Runtime
 from psfleet.core.engine.non_finite_check import NonFiniteCheck
 from psfleet.core.engine.round_plan import Range, SourceParts
+from psfleet.core.engine.runtime_interface import (
+    FollowedCut,
+    Gradient,
+    PendingPush,
+    ReadVersion,
+    Runtime,
+)
 from psfleet.core.engine.shard.membership_view import Position
 from psfleet.core.engine.worker_state import ScriptProgress
 from psfleet.core.runtime.stages import Links, StagePosition

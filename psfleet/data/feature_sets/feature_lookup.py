@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from psfleet.core.base.errors import ShapeError, UsageError
 from psfleet.core.engine.gradient_checks import as_ids
 from psfleet.core.engine.gradients import PooledGradient
-from psfleet.core.engine.interface import PooledIds, frozen
 from psfleet.core.engine.kernels.bags import RowBags
+from psfleet.core.engine.runtime_interface import PooledIds, frozen
 from psfleet.data.feature_sets.feature_set import Feature, FeatureSet, Number
 from psfleet.data.feature_sets.feature_values import by_feature, transformed
 from psfleet.data.feature_sets.jagged import Jagged

@@ -72,7 +72,7 @@ class LocalFleet:
             removes a worker.
         crashes: Points at which servers crash, by server number: the server's first process crashes at the
             first point in the list, its second process at the second, and so on (PSFLEET_CRASH;
-            psfleet.core.base.faults lists the points).
+            psfleet.core.base.crash_points lists the points).
         credentials: Folders with credentials, under the keys "server" and "worker". None makes new ones.
         limits: Limits of a server, as in PSFLEET_LIMITS.
         snapshot_every: Interval of snapshots, as in PSFLEET_SNAPSHOT_EVERY.

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.kernels.device.cuda_text import CudaSource
 from psfleet.core.engine.kernels.rule_twin import twin_push
 from psfleet.core.engine.rules import make_rule, reference_of
 from psfleet.core.engine.rules.rule import Rule, check_functions
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import DecaySpec, TableSpec
 from psfleet.core.engine.tables.dense import DenseTable
 from psfleet.core.engine.tables.sparse import SparseTable

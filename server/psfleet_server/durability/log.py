@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from psfleet.core.base import faults, files
+from psfleet.core.base import crash_points, files
 from psfleet.core.base.errors import FrameError, LogError, NoRoom
 from psfleet.core.base.files import reason, regular
 from psfleet.core.base.logs import log_of
@@ -148,7 +148,7 @@ class ServerLog:
         self.waits = waits
         self._header = header
         self._fsync = fsync
-        chaos = faults.chaos()
+        chaos = crash_points.chaos()
         self._disk_fault = None if chaos is None else chaos.DiskFullFault(header.server)
         self._disk = LogDisk(tell)
         if not files_of(path):
@@ -246,7 +246,7 @@ class ServerLog:
             os.lseek(self._file, self._end, os.SEEK_SET)
             # `_create` has synced the new file, which has only its header so far.
             self.path, self._synced = path, self.end
-        faults.reach("turned")
+        crash_points.reach("turned")
 
     def shorten(self, number: int) -> None:
         """Remove the files before the file of snapshot `number`. Call it when the snapshot is complete."""
@@ -257,7 +257,7 @@ class ServerLog:
         for number_of_file in sorted(self.files):
             if number_of_file < number:
                 self.files[number_of_file].unlink()
-                faults.reach("shortened")
+                crash_points.reach("shortened")
 
     def append(self, kind: int, parts: Sequence[Part]) -> None:
         """Write a record to the file. `settle` makes the record durable.
@@ -282,12 +282,12 @@ class ServerLog:
             fields = _FIELDS.pack(length, crc, kind)
             chain = zlib.crc32(fields, self._chain)
             head = memoryview(fields + _CRC.pack(chain))
-            faults.reach("append")
-            faults.reach("tear", lambda: os.write(self._file, b"".join((head, *views))[:-1]))
+            crash_points.reach("append")
+            crash_points.reach("tear", lambda: os.write(self._file, b"".join((head, *views))[:-1]))
             self._patiently(lambda: self._append([head, *views]))
             self._end, self._chain = self._end + _HEAD + length, chain
             self._trail.follow(self._file, self._end, _HEAD + length)
-            faults.reach("appended")
+            crash_points.reach("appended")
         finally:
             if span is not None:
                 span.end()

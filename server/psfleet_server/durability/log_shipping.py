@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from psfleet.core.base import faults
+from psfleet.core.base import crash_points
 from psfleet.core.base.errors import Fenced, ProtocolError
 from psfleet.core.base.logs import log_of
 from psfleet.core.net.body import flat
@@ -145,7 +145,7 @@ class LogShipping:
         """
         if not self._attach:
             return
-        faults.reach("feed")
+        crash_points.reach("feed")
         body = joined(parts)
         with self._lock:
             self._less.wait_for(lambda: self._bytes < _MOST or not self._connected)
@@ -157,7 +157,7 @@ class LogShipping:
                 self.shipped += len(body)
             self.end += 1
             self._more.notify()
-        faults.reach("fed")
+        crash_points.reach("fed")
 
     def confirm(self) -> int:
         """Make the standby confirm that it still follows. Returns the number to wait for with `settle`.
@@ -286,10 +286,10 @@ class LogShipping:
             return True
         span = None if self.tracing is None else self.tracing.child("standby")
         try:
-            faults.reach("waiting")
+            crash_points.reach("waiting")
             with self._lock:
                 settled = self._less.wait_for(lambda: self.is_settled(end), seconds)
-            faults.reach("followed")
+            crash_points.reach("followed")
         finally:
             if span is not None:
                 span.end()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from psfleet.checkpoint import Snapshot, load_shard
-from psfleet.core.base import faults
+from psfleet.core.base import crash_points
 from psfleet.core.base.errors import CheckpointError, LogError, UsageError
 from psfleet.core.base.json_documents import reading
 from psfleet.core.base.logs import log_of
@@ -424,7 +424,7 @@ class Journal:
 
         def records_reached() -> Iterator[tuple[int, memoryview]]:
             for record in self.log.recover(base):
-                faults.reach("replay")
+                crash_points.reach("replay")
                 yield record
 
         return take_all(

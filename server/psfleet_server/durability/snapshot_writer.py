@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from psfleet.checkpoint import Part, ShardFile, write_frozen
-from psfleet.core.base import faults
+from psfleet.core.base import crash_points
 from psfleet.core.base.errors import CheckpointError, PsfleetError
 from psfleet.core.base.files import reason
 from psfleet.core.base.logs import log_of
@@ -278,11 +278,11 @@ class SnapshotWriter:
         began = time.monotonic()
 
         def between() -> None:
-            faults.reach("page")
+            crash_points.reach("page")
             if not self._ending:
                 pace.rest()
 
-        faults.reach("cut")
+        crash_points.reach("cut")
         try:
             with contextlib.closing(frozen):
                 file = write_frozen(part.folder, frozen, state, between)
@@ -295,7 +295,7 @@ class SnapshotWriter:
             )
             if part in self._parts.values():  # else it was given up, and its folder is gone
                 self._complain(f"a snapshot cannot be written to {part.folder!r}: {reason(error)}")
-        faults.reach("written")
+        crash_points.reach("written")
         with self._lock:
             part.outcome, waiting, part.for_file = outcome, part.for_file, []
         for reply in waiting:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NoReturn
 
-from psfleet.core.base import faults
+from psfleet.core.base import crash_points
 from psfleet.core.base.errors import ProtocolError
 from psfleet.core.base.logs import log_of
 from psfleet.core.engine.shard.events import Record, RestorePart
@@ -128,7 +128,7 @@ class RowMoves:
             shard.cuts.give_up()
         if cut is not None:
             self._host.parts.forget(cut.number)
-        faults.reach("opened")
+        crash_points.reach("opened")
 
     def _check_ended(self, number: int) -> None:
         if number <= self._over or number < self._number:
@@ -206,7 +206,7 @@ class RowMoves:
                 instruction = decode(record.kind, memoryview(record.body))
                 received.apply_record(instruction)  # type: ignore[arg-type]  # ignores other instructions
             self._settle()
-        faults.reach("filled")
+        crash_points.reach("filled")
 
     def _of(self, number: int) -> DealtShard:
         if number != self._number or self._taken is None:
@@ -262,7 +262,7 @@ class RowMoves:
                 way.flush()
         with self._lock:
             self._settle()
-        faults.reach("sent")
+        crash_points.reach("sent")
         return rows
 
     def prepare(self, number: int, state: bytes) -> None:
@@ -289,7 +289,7 @@ class RowMoves:
         # Wait without the locks, because the standby may take long.
         if not self.feed.settle(end, _FOLLOWS):
             raise ProtocolError(f"the next standby of server {self._host.shard.index} is late")
-        faults.reach("prepared")
+        crash_points.reach("prepared")
 
     def adopt(self, number: int) -> None:
         """Serve the received rows from now on, because the move is committed.
@@ -315,7 +315,7 @@ class RowMoves:
             elif not self._has_standbys:
                 before.renew()
             self.feed = LogShipping()
-        faults.reach("adopted")
+        crash_points.reach("adopted")
 
     def _start_again(self) -> NoReturn:
         """End this process at once, because it started from the old log before the move was committed.

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from psfleet.core.base import faults
+from psfleet.core.base import crash_points
 from psfleet.core.base.errors import PsfleetError, ServerUnavailable, UsageError
 from psfleet.core.base.files import reason
 from psfleet.core.base.logs import log_of
@@ -320,7 +320,7 @@ class ServerScaling:
         with ThreadPoolExecutor(len(peers), thread_name_prefix="scaling") as askers:
             for _ in askers.map(lambda p: p.call("Scaling/Prepare", message, _MOVED), peers):
                 pass
-        faults.reach("promised")
+        crash_points.reach("promised")
 
     def _decide(self, request: ScaleRequest) -> None:
         """Request the launcher to commit the move, and wait for its decision.
@@ -344,7 +344,7 @@ class ServerScaling:
                 raise UsageError("server 0 ends")
         if decision.generation < number:
             raise UsageError(decision.why)
-        faults.reach("decided")
+        crash_points.reach("decided")
 
     def _give_up(self, request: ScaleRequest, peers: Sequence[Peer], error: PsfleetError) -> None:
         """Have every server drop the rows that it has received, and report the reason to the launcher.

@@ -22,11 +22,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from psfleet.core.base import faults
+from psfleet.core.base import crash_points
 from psfleet.core.base.errors import DeadlineExceeded, LimitExceeded, ProtocolError, PsfleetError
 from psfleet.core.base.memory import resident
 from psfleet.core.base.settings.declared_settings import ServerLimits
-from psfleet.core.engine.interface import Read
+from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.engine.shard.events import (
     Call,
     Event,
@@ -163,9 +163,9 @@ class ShardHost:
             end = 0 if log is None else log.end
             feed, fed = self.feed, self.feed.end
         if log is not None:
-            faults.reach("applied")
+            crash_points.reach("applied")
             log.settle(end)
-            faults.reach("settled")
+            crash_points.reach("settled")
         feed.settle(fed)
 
     def _changes(self) -> contextlib.AbstractContextManager[object]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 
-from psfleet.core.base import faults
+from psfleet.core.base import crash_points
 from psfleet.core.base.errors import PsfleetError
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.threads import ServiceThread
@@ -206,7 +206,7 @@ class ViewInstaller:
         if isinstance(due.message, PrepareView):
             return self._freeze(due, due.message)
         view = due.message.view
-        faults.reach("install")
+        crash_points.reach("install")
         request = encode(InstallRequest(due.boot, due.message))
         content = self._peers[due.server].call("Membership/Install", request, _INSTALL_TIMEOUT)
         reply: InstallReply = decode(InstallReply, content)
@@ -215,7 +215,7 @@ class ViewInstaller:
         return lambda c: c.installed(due.server, reply.boot, view)
 
     def _freeze(self, due: PendingMessage, freeze: PrepareView) -> _Step:
-        faults.reach("freeze")
+        crash_points.reach("freeze")
         request = encode(FreezeRequest(due.boot, freeze, self._endpoints[0]))
         content = self._peers[due.server].call("Membership/Freeze", request, _INSTALL_TIMEOUT)
         reply: FreezeReply = decode(FreezeReply, content)

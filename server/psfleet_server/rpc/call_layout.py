@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from psfleet.core.base.errors import FrameError, PsfleetError
 from psfleet.core.base.memory import content_address
 from psfleet.core.base.settings.kinds import Format
-from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.kernels.initial_values import address_of, floats_at
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.shard.shard_tables import ShardTables, Table
 from psfleet.core.engine.tables.dense import DenseTable
 from psfleet.core.engine.tables.row_update import PlacedRows

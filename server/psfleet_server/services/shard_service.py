@@ -31,10 +31,10 @@ from psfleet.core.base.errors import (
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.memory import content_address
 from psfleet.core.base.observability.exposition import LatencyHistogram
-from psfleet.core.engine.interface import Gradient, missing_table
 from psfleet.core.engine.kernels.dedup import first_repeat
 from psfleet.core.engine.kernels.generate import static_kernels
 from psfleet.core.engine.kernels.initial_values import address_of
+from psfleet.core.engine.runtime_interface import Gradient, missing_table
 from psfleet.core.engine.schema.table import TableSpec, key_of
 from psfleet.core.engine.shard.event_shortcuts import apply_plain_call, is_plain, may_be_plain
 from psfleet.core.engine.shard.events import CreateTable, PartState, Pull, Push, WriteState

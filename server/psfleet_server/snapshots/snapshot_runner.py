@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from psfleet.checkpoint import CutPosition, Manifest, Part, SnapshotDraft, linked, merged_specs
-from psfleet.core.base import faults
+from psfleet.core.base import crash_points
 from psfleet.core.base.errors import CheckpointError, PsfleetError
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.settings.kinds import place_or_url, shown_url
@@ -283,7 +283,7 @@ class SnapshotRunner:
         cut = CutPosition(snapshot.number, first.mode, first.round, first.pushes)
         link = linked(place_or_url(snapshot.base), self._path) if snapshot.base else None
         draft.finish(Manifest(specs, files, cut, link, dict(snapshot.states)), check_restart)
-        faults.reach("complete")
+        crash_points.reach("complete")
         size, seconds = sum(file.bytes for file in files), time.monotonic() - self._began
         self.latest = time.time(), size
         fields = {"snapshot": self._number, "seconds": round(seconds, 3), "bytes": size}

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from psfleet.core.engine.interface import Read
 from psfleet.core.engine.kernels.dedup import merge_pushes
 from psfleet.core.engine.kernels.id_routing import owned_by
 from psfleet.core.engine.round_plan import PlanEntry, RoundPlan
+from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.engine.shard.events import CloseRound, Join, Push
 from psfleet.core.engine.shard.membership_view import InstallView, SeatView
 from psfleet.core.engine.shard.shard import Shard

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from psfleet.core.base.errors import PsfleetError, ServerUnavailable
-from psfleet.core.engine.interface import FollowedCut, Read
+from psfleet.core.engine.runtime_interface import FollowedCut, Read
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.net.v1.follower_pb2 import ChangesReply
-from psfleet.serving.following import (
+from psfleet.serving.follower_state_machine import (
     AskChanges,
     AskRows,
     Following,

@@ -10,8 +10,8 @@ import pytest
 from psfleet.core.engine.shard.follower_changes import ChangeLog
 from psfleet.core.net.table_messages import NO_IDS
 from psfleet.core.net.v1.follower_pb2 import ChangesReply, ChangesRequest
-from psfleet.serving import following
-from psfleet.serving.following import AskChanges, Filling, Following, WeightCopy
+from psfleet.serving import follower_state_machine
+from psfleet.serving.follower_state_machine import AskChanges, Filling, Following, WeightCopy
 from psfleet.serving.row_source import ServedRows
 from psfleet_server.engine.follower_requests import Followers
 from psfleet_server.snapshots.snapshot_coordinator import SnapshotUnderWay
@@ -82,7 +82,7 @@ def _keep_the_version(patch: pytest.MonkeyPatch) -> None:
 
 
 without("F5: a cut is of one round", "sync followers@6", "sync standbys followers@23")(
-    lambda patch: patch.setattr(following, "_are_one_cut", lambda replies: True)
+    lambda patch: patch.setattr(follower_state_machine, "_are_one_cut", lambda replies: True)
 )
 
 

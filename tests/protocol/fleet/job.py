@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import ConsistencyMode, SspMode, find_mode
-from psfleet.core.engine.interface import Gradient
 from psfleet.core.engine.kernels.id_routing import owned_by
 from psfleet.core.engine.round_plan import Range
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.entry import CapacityEntry
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet_server.coordinator.barriers import ModeRequest

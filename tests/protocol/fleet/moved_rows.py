@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.core.engine.interface import Read
+from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.engine.shard.shard import Shard
 from tests.protocol.fleet.checks import check_weights, in_effect, rounds_of
 from tests.protocol.fleet.job import COUNTS, Job, Phase

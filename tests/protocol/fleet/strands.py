@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 import pytest
 
-from psfleet.core.base import faults
+from psfleet.core.base import crash_points
 from psfleet.core.base.errors import PsfleetError, ServerUnavailable
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine import row_moves, server_scaling
@@ -219,7 +219,7 @@ def scheduled(dies_at: Callable[[str], bool]) -> Iterator[None]:
         patch.setattr(row_moves, "Throttle", _Unhurried)
         patch.setattr(os, "_exit", _end_process)
         patch.setattr(LogShipping, "settle", _settle)
-        patch.setattr(faults, "reach", reach)
+        patch.setattr(crash_points, "reach", reach)
         patch.setattr(server_scaling, "_FOLLOW", 0.0)
         patch.setattr(server_scaling, "_AWAIT", 0.0)
         patch.setattr(server_scaling, "_COPIED", server_scaling._MOVED)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from psfleet.core.base.errors import Fenced, ProtocolError, PsfleetError
-from psfleet.core.engine.interface import Read
 from psfleet.core.engine.kernels.id_routing import owned_by
 from psfleet.core.engine.round_plan import RoundPlan
+from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.engine.shard.events import Join, Leave, Pull, Push
 from psfleet_server.coordinator.barriers import Arrival, CollectiveReply
 from psfleet_server.coordinator.data_dispatch import DatasetRequest

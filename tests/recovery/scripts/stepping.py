@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from psfleet.core.base.settings.environment import read_environment
-from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import zero_rows
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from psfleet import fleet
 from psfleet.core.base.settings.environment import read_environment
-from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.connections.channel import open_channel

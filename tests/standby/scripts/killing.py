@@ -18,8 +18,8 @@ import numpy as np
 
 from psfleet import fleet
 from psfleet.core.base.settings.environment import read_environment
-from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.process_runtime import current
 from psfleet.core.runtime.strategy import DistributedStrategy

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from psfleet.core.base.crash_points import Send
 from psfleet.core.base.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -30,7 +31,6 @@ from psfleet.core.base.errors import (
     PsfleetError,
     ServerUnavailable,
 )
-from psfleet.core.base.faults import Send
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.threads import ServiceThread

@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 
+from psfleet.core.base.crash_points import Send
 from psfleet.core.base.errors import (
     AccessDenied,
     NoRoom,
@@ -26,7 +27,6 @@ from psfleet.core.base.errors import (
     ServerUnavailable,
     UsageError,
 )
-from psfleet.core.base.faults import Send
 from psfleet.core.base.forks import check_process
 from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.base.threads import ServiceThread

@@ -50,7 +50,7 @@ Other workers see the push this much later (decision 14).
 
 
 class FleetPull:
-    """A pull whose calls are sent. Implements psfleet.core.engine.interface.PendingPull.
+    """A pull whose calls are sent. Implements psfleet.core.engine.runtime_interface.PendingPull.
 
     A pull passes through two states. `arrive` waits for the replies, whose values are still in shared memory
     or in the messages. `join` then copies them into one array per read and frees the shared memory.

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from psfleet.core.base.memory import value_class
 from psfleet.core.base.settings.kinds import Format
 from psfleet.core.engine.gradient_checks import CheckedGradient, check_ids
-from psfleet.core.engine.interface import Gradient, Read
 from psfleet.core.engine.kernels.dedup import UniqueIds
 from psfleet.core.engine.kernels.initial_values import address_of, copy_over
 from psfleet.core.engine.kernels.number_formats import encode
 from psfleet.core.engine.kernels.recent_batches import RecentBatches
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.table_placement import dense_range, servers_of, split_elements
 from psfleet.core.net import segments

@@ -27,8 +27,8 @@ from psfleet.core.base.errors import PsfleetError
 from psfleet.core.base.threads import deferred
 from psfleet.core.engine.gradient_checks import check_gradients
 from psfleet.core.engine.gradients import without_values
-from psfleet.core.engine.interface import CompletedPull, Gradient, PendingPull, Read
 from psfleet.core.engine.non_finite_check import NonFiniteCheck, SkippedGradients
+from psfleet.core.engine.runtime_interface import CompletedPull, Gradient, PendingPull, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.net.gradient_compressor import GradientCompressor
 from psfleet.core.net.v1.frame_pb2 import Header

@@ -15,7 +15,7 @@ from psfleet.core.base.errors import UnknownTable
 from psfleet.core.base.settings.kinds import place_or_url
 from psfleet.core.engine.evictions import EvictedIds
 from psfleet.core.engine.gradient_checks import check_ids, check_spec_value
-from psfleet.core.engine.interface import TableState
+from psfleet.core.engine.runtime_interface import TableState
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.table_placement import dense_ranges, located_as, owned_rows, placed
 from psfleet.core.net import frame, segments

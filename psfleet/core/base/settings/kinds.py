@@ -93,7 +93,7 @@ class SnapshotInterval:
 
 
 class CrashPoint(NamedTuple):
-    """Point in the code at which a process is made to fail (`psfleet.core.base.faults`).
+    """Point in the code at which a process is made to fail (`psfleet.core.base.crash_points`).
 
     Attributes:
         point: Name of the point.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from psfleet.core.base.errors import PsfleetError
 from psfleet.core.base.memory import value_class
 from psfleet.core.engine.consistency import ConsistencyMode
-from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.membership_view import InstallView, Position, PrepareView, ViewReport
 from psfleet.core.engine.shard.snapshot_cuts import PendingCut

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from psfleet.core.base.errors import ShapeError, TableConflict, UnknownTable, UsageError
 from psfleet.core.engine.evictions import EvictedIds, EvictionCause
 from psfleet.core.engine.gradient_checks import check_elements
-from psfleet.core.engine.interface import Gradient, Read
+from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import LARGEST, TableSpec
 from psfleet.core.engine.shard.events import PartState, Push, Shrink
 from psfleet.core.engine.shard.follower_changes import ChangeLog

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import UsageError
-from psfleet.core.engine.interface import Gradient
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.shard.events import PartState, Push
 from psfleet.core.engine.shard.shard_tables import ShardTables, Table
 from psfleet.core.engine.tables.assigned_weights import add_rows, add_values

@@ -26,7 +26,7 @@ from psfleet.core.engine.kernels.rule_source import scalars_of, scratch_for, wit
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.tables.budget import MemoryAccount
 from psfleet.core.engine.tables.host_rows import HostRowMemory
-from psfleet.core.engine.tables.lifetime import RowLifetime
+from psfleet.core.engine.tables.row_expiry import RowLifetime
 from psfleet.core.engine.tables.row_memory import RowMemory, RowTraffic
 
 Ids = NDArray[np.int64]

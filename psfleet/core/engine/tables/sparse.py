@@ -1,7 +1,7 @@
 """SparseTable: one server's part of a sparse table, which stores rows of weights and optimizer state by id.
 
 A push runs these steps under the table's lock: decide which new ids get a row (admission.py), charge the
-memory budget (budget.py), update the rows (row_update.py), and remove rows that have expired (lifetime.py).
+memory budget (budget.py), update the rows (row_update.py), and remove rows that have expired (row_expiry.py).
 memory_choice.py decides whether the rows are in host memory, on disk or on a GPU.
 
 A snapshot consists of the rows, the candidates (ids that have not yet been pushed often enough to get a row)
@@ -32,7 +32,6 @@ from psfleet.core.engine.schema.table import Device, TableSpec
 from psfleet.core.engine.tables.admission import AdmissionFilter, admission_rule
 from psfleet.core.engine.tables.budget import MemoryAccount, MemoryBudget
 from psfleet.core.engine.tables.eviction_ranking import eviction_ranking
-from psfleet.core.engine.tables.lifetime import RowLifetime
 from psfleet.core.engine.tables.memory_choice import KINDS
 from psfleet.core.engine.tables.row_data import (
     CandidateData,
@@ -42,6 +41,7 @@ from psfleet.core.engine.tables.row_data import (
     TableChanges,
     TableClock,
 )
+from psfleet.core.engine.tables.row_expiry import RowLifetime
 from psfleet.core.engine.tables.row_memory import EVERY, RowLimits, RowTraffic
 from psfleet.core.engine.tables.row_scan import EvictionStream, RowScan
 from psfleet.core.engine.tables.row_snapshot import FrozenRows, FrozenSparseTable

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.checkpoint.tensors import digest, read_arrays, write_arrays
+from psfleet.checkpoint.safetensors_files import digest, read_arrays, write_arrays
 from psfleet.core.base.errors import TableConflict, UsageError
 from psfleet.core.base.files import read_small, replace, sync
 from psfleet.core.base.json_documents import Format, Misfit, exact, reading
@@ -33,8 +33,8 @@ from psfleet.core.base.logs import log_of
 from psfleet.core.base.object_store import readable, upload
 from psfleet.core.base.settings.kinds import local_path, url_of
 from psfleet.core.base.validation.annotations import FilePath, checked
-from psfleet.core.engine.interface import Asked, Read, Runtime, TableState
 from psfleet.core.engine.rules.momentum import SGD
+from psfleet.core.engine.runtime_interface import Asked, Read, Runtime, TableState
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec, key_of
 from psfleet.core.graph.parameters.parameter import Parameter, check_rows
 from psfleet.core.graph.program.operation import Record, ancestors, find_op

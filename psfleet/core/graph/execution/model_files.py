@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from psfleet.core.base.errors import CheckpointError, ConfigError, UsageError
-from psfleet.core.engine.interface import Runtime
+from psfleet.core.engine.runtime_interface import Runtime
 from psfleet.core.graph.parameters.binding import invalidate
 from psfleet.core.graph.parameters.parameter import living_names
 from psfleet.core.runtime.process_runtime import check_none_waits, current

@@ -10,7 +10,7 @@ import numpy as np
 from psfleet.checkpoint import Snapshot
 from psfleet.checkpoint.table_content import content_of, known_tables
 from psfleet.core.base.errors import CheckpointError
-from psfleet.core.engine.interface import Runtime, TableState
+from psfleet.core.engine.runtime_interface import Runtime, TableState
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.graph.parameters.parameter_client import step_of
 

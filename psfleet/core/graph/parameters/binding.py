@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.threads import deferred
 from psfleet.core.engine.gradients import Grad, SparseElements, SparseGrad, gradient_of
-from psfleet.core.engine.interface import Asked, Gradient, PooledIds, Runtime, is_trained
 from psfleet.core.engine.rules.momentum import SGD
 from psfleet.core.engine.rules.rule import Rule
+from psfleet.core.engine.runtime_interface import Asked, Gradient, PooledIds, Runtime, is_trained
 from psfleet.core.engine.schema.entry import EvictionStreamEntry, part_of
 from psfleet.core.engine.schema.table import DecaySpec, TableSpec
 from psfleet.core.graph.parameters.parameter import Parameter, check_rows

@@ -17,8 +17,8 @@ from psfleet.core.base.logs import log_of
 from psfleet.core.base.validation.annotations import Must, NonNegative, checked
 from psfleet.core.engine.gradient_checks import as_ids
 from psfleet.core.engine.gradients import SparseGrad, as_numbers
-from psfleet.core.engine.interface import Asked, PooledIds
 from psfleet.core.engine.kernels.initial_values import initial_array, initial_rows
+from psfleet.core.engine.runtime_interface import Asked, PooledIds
 from psfleet.core.engine.schema.entry import Entry
 from psfleet.core.engine.schema.table import InitializerSpec, RowPrecision, ServerCount
 from psfleet.initializer import Assign, Initializer, starting

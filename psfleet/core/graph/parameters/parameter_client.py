@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import IdError, ShapeError
-from psfleet.core.engine.interface import (
+from psfleet.core.engine.kernels.dedup import first_repeat
+from psfleet.core.engine.runtime_interface import (
     Asked,
     Gradient,
     PendingPull,
@@ -23,7 +24,6 @@ from psfleet.core.engine.interface import (
     as_asked,
     read_of,
 )
-from psfleet.core.engine.kernels.dedup import first_repeat
 from psfleet.core.engine.schema.table import TableSpec
 
 Floats = NDArray[np.float32]

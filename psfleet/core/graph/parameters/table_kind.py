@@ -20,8 +20,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.core.engine.interface import Asked, PooledIds
 from psfleet.core.engine.rules.rule import Rule
+from psfleet.core.engine.runtime_interface import Asked, PooledIds
 from psfleet.core.engine.schema.table import MAX_DIM, DecaySpec, key_of
 from psfleet.core.graph.parameters.parameter import Parameter, check_rows, fetch
 from psfleet.core.runtime.process_runtime import active

@@ -20,7 +20,7 @@ import numpy as np
 
 from psfleet.core.base.errors import IdError, ShapeError, UsageError
 from psfleet.core.engine.gradient_checks import exact_below
-from psfleet.core.engine.interface import Asked
+from psfleet.core.engine.runtime_interface import Asked
 from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.program.backward import Backward
 from psfleet.core.graph.program.operation import (

@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from psfleet.core.base.errors import ConfigError, UsageError
-from psfleet.core.engine.interface import CompletedPush, Gradient, Read, TableState
 from psfleet.core.engine.kernels.dedup import dedup
 from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import CompletedPush, Gradient, Read, TableState
 from psfleet.core.engine.schema.table import DecaySpec, TableSpec
 from psfleet.core.engine.tables.assigned_weights import set_rows, set_values, values_of, weights_of
 from psfleet.core.engine.tables.dense import DenseTable

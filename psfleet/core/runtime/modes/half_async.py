@@ -32,7 +32,7 @@ from psfleet.core.base.errors import (
 )
 from psfleet.core.base.threads import ServiceThread, deferred, wait_for
 from psfleet.core.engine.gradient_checks import check_gradients
-from psfleet.core.engine.interface import Gradient, PendingPush, Runtime
+from psfleet.core.engine.runtime_interface import Gradient, PendingPush, Runtime
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.membership_view import Position
 from psfleet.core.runtime.runtime_bases import ForwardingRuntime

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.core.engine.interface import (
+from psfleet.core.engine.runtime_interface import (
     CompletedPush,
     Gradient,
     PendingPull,

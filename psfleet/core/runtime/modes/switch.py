@@ -14,7 +14,7 @@ from psfleet.core.base.logs import log_of
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import find_part
-from psfleet.core.engine.interface import Runtime, load_runtime
+from psfleet.core.engine.runtime_interface import Runtime, load_runtime
 from psfleet.core.runtime.runtime_bases import ForwardingRuntime, handed_on, read_through
 from psfleet.core.runtime.script_runtime import ClusterLike, ScriptRuntime
 from psfleet.core.runtime.strategy import ConsistencySettings, Settings, WireSettings

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import IdError, ShapeError
 from psfleet.core.engine.gradients import PooledGradient, SparseGrad
-from psfleet.core.engine.interface import Asked, PooledIds
 from psfleet.core.engine.kernels.bags import RowBags
+from psfleet.core.engine.runtime_interface import Asked, PooledIds
 from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.program.operation import Array, Context, Gradient, Op, Spec, scatter_rows
 

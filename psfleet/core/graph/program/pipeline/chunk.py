@@ -23,7 +23,7 @@ import numpy as np
 
 from psfleet.core.base.errors import ConfigError, ShapeError, UsageError
 from psfleet.core.engine.gradients import SparseGrad
-from psfleet.core.engine.interface import PooledIds
+from psfleet.core.engine.runtime_interface import PooledIds
 from psfleet.core.graph.parameters.gradient_norms import gathering
 from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.graph.program.backward import Backward

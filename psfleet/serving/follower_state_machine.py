@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from psfleet.core.base.errors import PsfleetError, ServerUnavailable
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.settings.kinds import RowForm, shown_url
-from psfleet.core.engine.interface import FollowedCut
+from psfleet.core.engine.runtime_interface import FollowedCut
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.table_placement import dense_range
 from psfleet.core.net.table_messages import ChangedTable, read_changes, read_rows
