@@ -255,7 +255,8 @@ class ServerLog:
 
     def shorten(self, number: int) -> None:
         """Remove the files before the file of snapshot `number`. Call it when the snapshot is complete."""
-        # Then the server has given up its cut for this snapshot, and its records are needed.
+        # No such file if this log was begun after the cut, as by a new standby or after a move of rows. Its
+        # other files do not belong to the snapshot.
         if number not in self.files:
             return
         # Oldest first: if this process dies before the last one is removed, the remaining files are still

@@ -75,7 +75,8 @@ def begin(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | 
     for number in sorted(files, reverse=True):
         if number == 0:
             return 0
-        if not snapshots:  # try file 0: it may be left from a snapshot that was never completed
+        # Without a place for snapshots no file was ever removed (`can_start_from`): begin with file 0.
+        if not snapshots:
             continue
         try:
             snapshot = Snapshot(own_place(snapshots, number))

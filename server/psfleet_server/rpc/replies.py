@@ -274,7 +274,7 @@ class Deadlines:
     def stop(self) -> None:
         """Stop the thread. Calls that still wait are not expired.
 
-        The server stops it last, when no connection is left for a reply.
+        The server stops it after its connections, so that no reply could be sent.
         """
         with self._condition:
             self._closed = True

@@ -329,7 +329,8 @@ class SnapshotUnderWay:
 
     def last(self, seat: int) -> int:
         """Return the last push or round of the worker `seat` in the snapshot. Valid once `parts` is set."""
-        # Server 0 gets every push. Other servers know only of pushes that concern their tables.
+        # All parts agree on a worker that has sent a mark. On others only server 0 is sure to know the last
+        # push, because it gets every push. `pushes` has pairs (incarnation, last push).
         part = self.parts[0]
         return part.round if self.round is not None else part.pushes.get(seat, (0, 0))[1]
 
