@@ -84,7 +84,7 @@ def begin(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | 
             # If this snapshot was never completed, for example because the server died, the log's earlier
             # files are still there: only a complete snapshot removes them. Snapshot checks every byte, so
             # damage is found here, while the shard is still empty and an earlier snapshot can be tried.
-            why = why or f": {error}"
+            why = why or f": {error}"  # of the newest snapshot, the one to restore
             continue
         for event in snapshot.events(shard.index, shard.servers, own=True):
             replay(shard, event)

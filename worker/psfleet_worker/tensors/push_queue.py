@@ -40,7 +40,8 @@ from psfleet_worker.tensors.splitting import DenseRead, SparseRead
 Floats = NDArray[np.float32]
 
 
-# Getters in C for `map`: they run for each request of each push, where a Python function would take longer.
+# Getters in C for `map`, as `__getitem__` and `compress` below: they run for each request of each push, where
+# a Python function would take longer.
 _bytes_of, _reply_of = operator.attrgetter("bytes"), operator.attrgetter("reply")
 
 LINGER = 0.005
