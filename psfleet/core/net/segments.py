@@ -132,6 +132,7 @@ def joined(
         for array in arrays:
             parts.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
             size += array.nbytes
+            # Each array by itself, because `copy_over` streams only arrays of that size.
             is_large = is_large or array.nbytes >= STREAM_FROM
         if odd := size % frame.ALIGNMENT:
             parts.append(bytes(frame.ALIGNMENT - odd))
@@ -164,7 +165,7 @@ def write_state(state: PartState) -> OutgoingSegment:
 
     A dense table has one array, float32 [1 + slots, n]. A sparse table has these, in this order: the ids,
     optionally the step of each row's last push, the rows [n, dim * (1 + slots)], and optionally the scores of
-    the rows.
+    the rows. The arrays of int64 come first, so that all are aligned without padding between them.
     """
     if state.ids is None:
         count = state.values.shape[1]
@@ -172,6 +173,7 @@ def write_state(state: PartState) -> OutgoingSegment:
     else:
         count = len(state.ids)
         arrays = (state.ids, state.values)
+        # Both or none, because one flag of the segment (`touched`) stands for both.
         if state.touched is not None and state.scores is not None:
             arrays = (state.ids, state.touched, state.values, state.scores)
     segment = Segment(
@@ -216,8 +218,11 @@ def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorReque
             read = _read(segment, spec, cursor)
             request.reads.append(read)
             request.places.append(segment.reply)
+            # In float32 even if they are sent compressed, because tables fill float32 arrays first. Dense
+            # values are not counted here; `lay_out` of the server checks the length of the whole message.
             reply += 0 if read.ids is None else len(read.ids) * spec.dim * 4
         elif request.reads:
+            # `gradient_bytes` below and `_MessageLayout` (server/rpc/call_layout.py) rely on this order.
             raise FrameError("the frame has a gradient after a read; gradients come first")
         else:
             request.gradients.append(_gradient(segment, spec, cursor))
@@ -319,6 +324,7 @@ def _short_values(
     if form is None or (segment.content == ELEMENTS and not form.has_elements):
         raise FrameError(f"table {spec.name!r}: precision {segment.precision} is unknown")
     compressed = cursor.packed(form.name, shape)
+    # A segment without a scale has 0, as protobuf does not send absent fields. It means no scaling.
     return form.decode_gradient(compressed, segment.scale or 1.0, spec.name)
 
 
@@ -337,7 +343,11 @@ class _Cursor:
         self.taken = 0
 
     def positions(self, count: int) -> Ids:
-        """Return the next `count` indices of elements of a dense gradient. In the payload they are uint32."""
+        """Return the next `count` indices of elements of a dense gradient.
+
+        In the payload they are uint32, which halves their bytes. Code that uses them expects int64, as for
+        ids.
+        """
         return self.take(count, _UINT32).astype(np.int64)
 
     def floats(self, *shape: int) -> Floats:
@@ -348,6 +358,7 @@ class _Cursor:
     def packed(self, form: Precision | Format, shape: Sequence[int]) -> CompressedValues:
         """Return the next values of this shape and format, without decompressing them."""
         buffer = self.take(CompressedValues.size_of(form, shape), _BYTE)
+        # NumPy takes bytes as aligned anywhere, but int8 begins with float32 scales.
         if address_of(buffer) % np.dtype(np.float32).alignment:  # from a client that does not pad
             buffer = buffer.copy()
         return CompressedValues.over(buffer, form, shape)
@@ -371,6 +382,7 @@ class _Cursor:
 
     def finish(self) -> None:
         """Check that no bytes of the payload are left."""
+        # The payload may be shorter than this: the last segment needs no padding.
         self.at += -self.at % frame.ALIGNMENT
         if self.at < self._size:
             raise FrameError(f"the segments take {self.at} bytes of a payload of {self._size}")
@@ -388,7 +400,8 @@ def _segments(
         if table in tables and segment.content in _GRADIENTS:
             raise FrameError(f"the frame names table {table:#x} twice")
         tables.add(table)
-        # With a lane, segments may lie anywhere in the shared memory. Without one they follow each other.
+        # With a lane, segments may lie anywhere in the shared memory, which has one worker's tensors only.
+        # `take` checks the bounds. Without a lane they follow each other.
         cursor.at = segment.offset if has_lane else cursor.at + -cursor.at % frame.ALIGNMENT
         yield segment, spec_of(table), cursor
     if not has_lane:  # else the memory also holds tensors of other calls, and space for the reply

@@ -57,7 +57,8 @@ VERSION = 2
 #   record  | length u64 | crc of the body u32 | kind u8 | 3 zeros | chain u32 | body, `length` bytes |
 #   record  ...
 #
-# records.py defines the body of each kind.
+# records.py defines the body of each kind. `kind` is at least 1: readers yield a file's header as kind 0.
+# The zeros align `chain` to 4 bytes.
 #
 # chain = crc32(the 16 bytes before it), continued from the chain of the record before. A head can thus be
 # trusted before its body is read. Without this check, a damaged `length` could look like a torn tail, and
@@ -107,6 +108,7 @@ class LogHeader:
     after: LogAfter | None = None
 
 
+# Stands for `after` in the first file, whose number is 0 and which continues no other file.
 _FIRST = LogAfter(0, 0, 0)
 
 
@@ -210,6 +212,7 @@ class ServerLog:
             0, the number of records.
         """
         _, self._end, self._chain = _header(self.path)
+        # Not synced here: the next `settle` syncs the shorter file together with its new records.
         os.ftruncate(self._file, self._end)
         os.lseek(self._file, self._end, os.SEEK_SET)
         return 0
@@ -238,6 +241,8 @@ class ServerLog:
             # power could leave a gap between the two files.
             if self._fsync:
                 os.fdatasync(self._file)
+            # Created before the old file is closed: if that fails, the log simply goes on in the old file.
+            # Not `_patiently`, because only this snapshot is then given up, but a wait would stop all pushes.
             self._create(path, header)
             os.close(self._file)
             self._before += self._end
@@ -250,6 +255,8 @@ class ServerLog:
 
     def shorten(self, number: int) -> None:
         """Remove the files before the file of snapshot `number`. Call it when the snapshot is complete."""
+        # No such file if this log was begun after the cut, as by a new standby or after a move of rows. Its
+        # other files do not belong to the snapshot.
         if number not in self.files:
             return
         # Oldest first: if this process dies before the last one is removed, the remaining files are still
@@ -389,6 +396,7 @@ def files_of(first: Path) -> dict[int, Path]:
         has number 0.
     """
     name = re.compile(re.escape(first.stem) + r"\.(\d{6,})" + re.escape(first.suffix))
+    # A pattern for glob cannot say "six digits or more", and would interpret special characters of the name.
     matches = [(name.fullmatch(path.name), path) for path in first.parent.glob("*")]
     numbered = {int(match[1]): path for match, path in matches if match}
     return dict(sorted({**({0: first} if first.exists() else {}), **numbered}.items()))
@@ -411,6 +419,7 @@ def chained(first: Path, since: int = 0) -> Iterator[tuple[int, memoryview, int,
         if number < since:
             continue
         after = read_header(path).after or _FIRST
+        # The header repeats the number in the file's name, so that a renamed file is detected too.
         if after.snapshot != number or last not in (None, (after.end, after.chain)):
             raise LogError(
                 f"log {str(path)!r} does not go on where the file before it ends; restore the "
@@ -453,6 +462,7 @@ def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
             head = file.read(_HEAD)
             length, crc, kind = _FIELDS.unpack_from(head)
             chain = zlib.crc32(head[: _FIELDS.size], chain)
+            # A head of zeros is never valid, not even if its chain happens to be 0.
             if _CRC.unpack_from(head, _FIELDS.size) != (chain,) or kind == 0:
                 # A loss of power leaves zeros up to the end of the file. Anything else is damage, because a
                 # process that dies while it writes a head leaves fewer bytes than a head has.
@@ -482,9 +492,11 @@ def _header(path: Path) -> tuple[LogHeader, int, int]:
             if len(start) < len(_MAGIC) + _LENGTHS.size or not start.startswith(_MAGIC):
                 raise LogError(f"{str(path)!r} is no log of a server")
             version, length, crc = _LENGTHS.unpack_from(start, len(_MAGIC))
+            # Limited, because a damaged `length` may ask for up to 4 GiB. No header comes near 1 MiB.
             body = file.read(min(length, 1 << 20))
     except (OSError, ValueError) as error:  # ValueError: no name of a file
         raise LogError(f"log {str(path)!r} cannot be read: {reason(error)}") from None
+    # Before the version is read: a damaged version must not be reported as one of another psfleet.
     if len(body) != length or _checksum(version, body) != crc:
         raise _damaged(path, 0)
     try:
@@ -498,6 +510,7 @@ def _header(path: Path) -> tuple[LogHeader, int, int]:
 
 
 def _checksum(version: int, body: bytes) -> int:
+    # Needs no length: with a damaged one another body is read, which has another checksum.
     return zlib.crc32(body, zlib.crc32(_NUMBER.pack(version)))
 
 

@@ -75,14 +75,16 @@ def begin(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | 
     for number in sorted(files, reverse=True):
         if number == 0:
             return 0
+        # Without a place for snapshots no file was ever removed (`can_start_from`): begin with file 0.
         if not snapshots:
             continue
         try:
             snapshot = Snapshot(own_place(snapshots, number))
         except (CheckpointError, OSError) as error:
             # If this snapshot was never completed, for example because the server died, the log's earlier
-            # files are still there: only a complete snapshot removes them.
-            why = why or f": {error}"
+            # files are still there: only a complete snapshot removes them. Snapshot checks every byte, so
+            # damage is found here, while the shard is still empty and an earlier snapshot can be tried.
+            why = why or f": {error}"  # of the newest snapshot, the one to restore
             continue
         for event in snapshot.events(shard.index, shard.servers, own=True):
             replay(shard, event)
@@ -136,6 +138,7 @@ def check_restart(snapshot: Snapshot) -> None:
     Raises:
         CheckpointError: A part of the state cannot be read.
     """
+    # Into throwaway objects. One worker fits any job, because `become` replaces the coordinator's seats.
     with reading(snapshot.path):
         for index in range(len(snapshot.manifest.files)):
             list(snapshot.specs(index))
@@ -155,6 +158,9 @@ def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> Serv
         CheckpointError: The snapshot is missing, incomplete or damaged. Nothing was changed.
     """
     snapshot = Snapshot(path)
+    # Every server takes the state of server 0, which gets every push. With another number of servers, some
+    # servers have no state in the snapshot. Read before the tables are loaded, so that damage changes
+    # nothing.
     state = snapshot.server(0)
     snapshot.load(shard)
     if _count(state) != shard.workers.count:
@@ -176,6 +182,7 @@ def _count(state: ServerState) -> int:
 
 def _left(state: ServerState) -> DataDispatch:
     """Return the samples that the snapshot's job has not used, to be distributed to other workers."""
+    # In throwaway objects, because the new job must not get the rounds and worker processes of the state.
     shard, coordinator = Shard(), Coordinator(1)
     _become(state, shard, coordinator)
     positions = {
@@ -210,7 +217,7 @@ def _resume(state: ServerState, shard: Shard, coordinator: Coordinator | None) -
 
 
 def _become(state: ServerState, shard: Shard, coordinator: Coordinator | None) -> None:
-    if coordinator is not None:
+    if coordinator is not None:  # first, because this part may fail
         if state.coordinator is None:
             raise CheckpointError("the snapshot holds no decisions of a coordinator")
         become(coordinator, state.coordinator)
@@ -286,6 +293,8 @@ def open_log(
         header,
         fsync=environment.durability == "log+fsync",
         tell=tell,
+        # A standby does not wait for room, because its primary's replies would wait too. It fails instead,
+        # and the launcher replaces it.
         waits=not environment.standby,
     )
 
@@ -347,6 +356,8 @@ class Journal:
         if self._coordinator is not None:
             self._coordinator.journal = self._keep_decision
         if fresh:
+            # Tables are logged as they are loaded, and so is the decision about the unused samples. Only a
+            # state that is taken over as a whole needs a record of its own.
             if resume:
                 state = go_on_from(resume, self._shard, self._coordinator)
                 if state is not None:
@@ -363,6 +374,8 @@ class Journal:
         Raises:
             LogError: The record could not be written.
         """
+        # The primary sends a whole copy first. The log is in this standby's own folder and so far useless: a
+        # server starts from it only after `has_copy`.
         if not self._follows:
             self._follows = True
             self.log.forget()

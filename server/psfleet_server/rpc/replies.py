@@ -51,7 +51,11 @@ from psfleet_server.rpc.call_layout import PullResponse
 
 _log = log_of(__name__)
 
+# Errors that dead processes, restarts and snapshots cause. The worker registers or sends the call again. Any
+# other ProtocolError is usually a defect.
 _EXPECTED = (Fenced, LaneLost, Later, NotReady)
+# Two logs, because each drops lines that come too fast: a replaced process that keeps calling must not hide
+# an error.
 _fences, _errors = RateLimitedLog(_log), RateLimitedLog(_log)
 
 
@@ -62,12 +66,14 @@ A field takes 2 bytes or more on the wire, and many times that once parsed.
 """
 # Duration in ns above which a call is logged as slow, unless it was deferred to wait for another worker.
 SLOW = 1_000_000_000
-# Seconds after which a call without a deadline is expired: a day.
+# Seconds after which a call without a deadline is expired: a day. gRPC gives such a call an infinite time,
+# for which `Condition.wait` raises OverflowError.
 LONGEST = 86_400.0
 
 
 def explain(error: Exception, recent: RecentEvents) -> None:
     """Add the last events of a state machine, as a note, to an unexpected error that it has raised."""
+    # Only once: an error may refuse several calls, or pass a second state machine on its way out.
     if _is_unexpected(error) and not getattr(error, "__notes__", ()):
         error.add_note("\n  ".join(["last events, the newest last:", *recent.lines()]))
 
@@ -216,8 +222,8 @@ class DeferredReply:
         # `done`, and then calls `forget` if it sees `_deadlines`. So `_deadlines` is set first, and `done` is
         # read last: the thread that comes second forgets the reply.
         self._deadlines = deadlines
-        # The client gives up at its deadline. Expire a little earlier, so that the client gets the server's
-        # error.
+        # The client gives up at its deadline, GRACE after the time that it wants to wait. Expire in the
+        # middle of GRACE, so that the wait is long enough and the server's error still reaches the client.
         remaining = min(self._context.time_remaining(), LONGEST) - GRACE / 2
         deadlines.watch(self, time.monotonic() + max(min(remaining, most), 0), expire)
         # False means that the call has ended and the callback will not run.
@@ -267,7 +273,10 @@ class Deadlines:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread. Calls that still wait are not expired."""
+        """Stop the thread. Calls that still wait are not expired.
+
+        The server stops it after its connections, so that no reply could be sent.
+        """
         with self._condition:
             self._closed = True
             self._condition.notify()
@@ -375,7 +384,7 @@ def immediate(
             refusal = as_psfleet_error(error)
             log_refusal(refusal)
             channel.failure(context, refusal)
-            return b""
+            return b""  # gRPC wants bytes, which the client ignores with an error
         finally:
             duration = time.perf_counter_ns() - began
             histogram.counts[duration.bit_length()] += 1

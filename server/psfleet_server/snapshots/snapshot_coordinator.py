@@ -33,7 +33,9 @@ from psfleet.core.engine.shard.snapshot_cuts import PendingCut
 from psfleet_server.snapshots.worker_states import WorkerStates
 
 NEVER = float("inf")
-_RETRY = 0.05  # seconds until servers that disagree are asked again
+# Seconds until servers that disagree are asked again. Short, because servers differ only while a worker is on
+# its way from one to the next.
+_RETRY = 0.05
 
 
 class Stage(Enum):
@@ -69,6 +71,9 @@ _ANNOUNCED = (
 @dataclass(frozen=True)
 class SnapshotTimeouts:
     """Time limits of a snapshot, in seconds.
+
+    `SnapshotRunner` applies `cut` and `file` to its calls of servers. So the coordinator has a deadline only
+    in the stages that wait for workers or for a retry.
 
     Attributes:
         cut: Limit until every server has made its cut (has fixed which pushes the snapshot contains). A push
@@ -318,11 +323,14 @@ class SnapshotUnderWay:
     def cutting(self) -> PendingCut:
         """Return the request to servers to take part. The caller adds the round or the members to cut at."""
         since = self.base[0] if self.base else 0
+        # The next delta builds on the last delta, not on the full snapshot before it.
         remembers = self.request.base or self.request.delta
         return PendingCut(self.number, since=since, remember=remembers)
 
     def last(self, seat: int) -> int:
         """Return the last push or round of the worker `seat` in the snapshot. Valid once `parts` is set."""
+        # All parts agree on a worker that has sent a mark. On others only server 0 is sure to know the last
+        # push, because it gets every push. `pushes` has pairs (incarnation, last push).
         part = self.parts[0]
         return part.round if self.round is not None else part.pushes.get(seat, (0, 0))[1]
 
@@ -340,6 +348,7 @@ class SnapshotUnderWay:
 
     def explained(self, error: Exception) -> PsfleetError:
         """Return the error for the caller that requested the snapshot."""
+        # The same class, because the schedule retries some errors silently, such as SnapshotPostponed.
         if isinstance(error, PsfleetError):
             return type(error)(f"snapshot {self.number} was not taken: {error}")
         why = str(error) if isinstance(error, OSError) else repr(error)
@@ -408,7 +417,8 @@ class SnapshotCoordinator:
     def stop(self) -> Instructions:
         """Refuse new snapshots, and give up a snapshot that waits for time, workers or rounds.
 
-        A snapshot that waits for servers continues, because it needs only their replies.
+        A snapshot that waits for servers continues, because it needs only their replies. So does one that
+        waits for heartbeats to get its number: it takes a number without them.
         """
         self.is_stopping = True
         refusals: Instructions = [SendError(queued.call, _server_ends()) for queued in self._queue]
@@ -470,6 +480,7 @@ class SnapshotCoordinator:
             return []
         if self.stage is Stage.AWAITING_ROUND:
             return self._announce() if is_made else self._fail(_changed())
+        # In this stage no cut is made: it needs the marks of all workers, which they send after the stage.
         if self.stage is Stage.AWAITING_WORKERS and not is_made:
             return self._fail(CheckpointError(f"snapshot {number} was given up; take it again"))
         return []
@@ -521,8 +532,11 @@ class SnapshotCoordinator:
         is_member = now is not None and now.members.get(worker) == incarnation
         if number != self._number or self.stage not in _ANNOUNCED or not is_member:
             return [SendError(call, CheckpointError(f"snapshot {number} is over"))]
+        # In sync mode workers need not wait for each other. In other modes a worker may repeat a call whose
+        # reply was lost.
         if self.stage is not Stage.AWAITING_WORKERS:
             return [self._now.release(call)]
+        # If the worker repeats its call, the earlier one expires by itself at its deadline.
         self._now.learned[worker] = call
         return self._advance()
 
@@ -673,12 +687,17 @@ class SnapshotCoordinator:
         """
         now = self._now
         if now.round is None:
+            # A member that has left meanwhile does no harm: servers do not wait for the marks of leavers.
             if any(standing.incarnations.items() - now.members.items() for standing in standings):
                 return self._fail(_changed())
             return self._announce()
+        # The members that server 0 knows now, not those of the replies before (rule R13): otherwise a worker
+        # that joined in between would be in the cut, but its state would be missing.
         now.members = dict(standings[0].incarnations)
         if not now.request.every:
             return self._announce()
+        # The round may be far away, and a worker waits only seconds for its state at the end of a round
+        # (`WorkerState.state_at`). So the snapshot is announced once the round has closed.
         self._enter(Stage.AWAITING_ROUND)
         if self._queue or self.is_stopping:
             return self._postpone()
@@ -689,13 +708,13 @@ class SnapshotCoordinator:
 
         Without rounds, workers mark their last push in the snapshot only once all workers have learned of the
         snapshot. Some workers learn of it up to a heartbeat later, and a push after a mark waits for the last
-        mark. If each
-        worker marked at once, fast workers would stop and wait for slow ones.
+        mark. If each worker marked at once, fast workers would stop and wait for slow ones.
         """
         announcement = AnnounceSnapshot(self._number)
         if self._now.round is not None:
             return [announcement, *self._await_cuts()]
         self._enter(Stage.AWAITING_WORKERS, self._timeouts.cut)
+        # Watched, because no call of a server is under way that would fail if the cut is given up.
         return [announcement, WatchCut(self._number), *self._advance()]
 
     def _await_cuts(self) -> Instructions:
@@ -706,6 +725,7 @@ class SnapshotCoordinator:
         self._enter(Stage.PUBLISHING)
         now = self._now
         states = self._workers.farewells(now.last)
+        # None is the report of a worker that has no state. It ends the wait, but is not stored.
         states |= {s: state for s, state in now.states_at_cut().items() if state is not None}
         return [PublishSnapshot(now.number, now.parts, states, now.base[1] if now.base else "")]
 
@@ -740,6 +760,8 @@ class SnapshotCoordinator:
         return [AnnounceSnapshot(None), SettleCuts(now.number, complete, base)]
 
     def _end(self) -> Instructions:
+        # CloseDraft comes before the next snapshot, because the runner has one draft and one set of
+        # connections at a time, and before the reply, so that the requester finds no remains of the draft.
         now = self._now
         self._enter(Stage.IDLE)
         self._snapshot = None

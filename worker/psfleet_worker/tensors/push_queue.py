@@ -40,6 +40,8 @@ from psfleet_worker.tensors.splitting import DenseRead, SparseRead
 Floats = NDArray[np.float32]
 
 
+# Getters in C for `map`, as `__getitem__` and `compress` below: they run for each request of each push, where
+# a Python function would take longer.
 _bytes_of, _reply_of = operator.attrgetter("bytes"), operator.attrgetter("reply")
 
 LINGER = 0.005
@@ -185,6 +187,7 @@ class FleetPush:
             UsageError: A server has refused the push.
         """
         self._pushes.check_process()
+        # This push may still wait for a pull, which the caller of `wait` cannot make meanwhile.
         self._pushes.send()
         try:
             replies_of(self.calls, timeout)
@@ -219,7 +222,7 @@ class FleetPush:
 
     def refusal(self, error: UsageError) -> UsageError:
         """Add to a refusal the number of the push, and whether other servers have applied their parts."""
-        number = self.requests[0].number
+        number = self.requests[0].number  # all requests of a push have its number
         addition = ""
         if sum(self.goes_to) > 1 and not self.is_held:
             addition = ", and servers that had room have taken their parts of it"
@@ -241,6 +244,7 @@ class PushQueue:
     """
 
     def __init__(self, clients: Sequence[ServerClient], most: int) -> None:
+        # Reentrant, because a pull holds it while it calls `take`, and `add` while it calls `send`.
         self.lock = threading.RLock()
         self._most = most
         self._clients = clients
@@ -332,17 +336,21 @@ class PushQueue:
         # `_bytes * 2 > _most` decides most calls without the lock: the last push has no more bytes than all
         # pushes together, so up to half of the limit there is space for another push. After a refusal the
         # loop drains the queue, so that a caller who catches the error knows the outcome of every push. A
-        # push with another failure stays at the head, and so raises again next time.
+        # push with another failure stays at the head, and so raises again next time. Only this method removes
+        # pushes, in the training thread, so the head may be read without the lock.
         while len(self._under_way) > (0 if refusals else under_way) or (
             self._bytes * 2 > self._most and self._is_full
         ):
             oldest = self._under_way[0]
+            # Mostly all replies are here already. Then there is no error to look for and nothing to wait for.
             error = None if all(map(_reply_of, oldest.calls)) else oldest.settle(deadline)
             if error is not None and not oldest.is_refusal_known:
                 refusals.append(oldest.refusal(error))
+            # The queue's thread adds to both (`sent`).
             with self.lock:
                 self._under_way.popleft()
                 self._bytes -= oldest.bytes
+            # Only now, when no server reads the shared memory of the push any longer.
             for request in oldest.requests:
                 request.close()
         if refusals:
@@ -368,12 +376,14 @@ class PushQueue:
             self._closing = True
             self._waiting = None
             self._changed.notify()
+        # Without the lock, which the thread needs to end.
         if self._thread is not None:
             self._thread.join()
 
     def _expect_company(self) -> None:
         """Begin to wait for a pull to share calls with the added push. The caller holds the lock."""
         self._due = time.monotonic() + LINGER
+        # Made by the first push that waits: with rounds and several servers none ever does.
         if self._thread is None:
             self._thread = ServiceThread(self._run, "pushes")
             self._thread.start()
@@ -395,7 +405,8 @@ class PushQueue:
                 elif (remaining_seconds := self._due - time.monotonic()) > 0:
                     self._changed.wait(remaining_seconds)
                 elif self._behind is not None:
-                    # The wait begins with the pull's reply, and is repeated until the reply arrives.
+                    # The wait begins with the pull's reply, and is repeated until the reply arrives: the
+                    # thread that reads the reply does not know this queue.
                     if not self._behind.is_under_way:
                         self._behind = None
                     self._due = time.monotonic() + LINGER

@@ -211,6 +211,7 @@ class Transfers:
         """
         fleet, times = self._fleet, self._fleet.times
         outcome: Any = None
+        # Compared here, because each push and pull comes by: the check would take two more function calls.
         if os.getpid() != fleet.process:
             fleet.clients[0].check_process()
         while True:
@@ -272,6 +273,8 @@ class Transfers:
         Args:
             joined: True to join the newest pull too, so that no reply is left in shared memory.
         """
+        # Forgotten first: an error of a prefetched pull is raised here once, and later calls continue. The
+        # pull's handle raises it again.
         ahead, before, self._ahead, self._arrived = self._ahead, self._arrived, None, None
         if before is not None:
             before.join()
@@ -308,6 +311,7 @@ class Transfers:
                 )
             else:
                 requests = ticket.requests
+                # With rounds a push waits only if there is one server, so no other request needs the commit.
                 if read.commit:
                     requests[0].say(commit=read.commit, progress=progress)
                 # New shared memory is offered only to a server without open calls. If there were open calls
@@ -367,7 +371,8 @@ class Transfers:
         # The script's position is sent with the change that makes it valid: in modes with rounds that is the
         # commit (see `_read`), otherwise the push itself.
         progress = ""
-        if not mode.has_rounds:  # merged pushes are no steps
+        # A restarted process may merge its steps into other pushes than these, so it does not repeat them.
+        if not mode.has_rounds:
             progress = session.progress.text(1, repeats=not mode.merges_pushes)
         requests = self._empty(
             sequence=load.sequence, clock=load.clock, progress=progress, **fields
@@ -375,7 +380,7 @@ class Transfers:
         try:
             add_gradients(requests, parts, self._plans, self._compressor, check)
         except (PsfleetError, SkippedGradients) as error:
-            for request in requests:
+            for request in requests:  # their shared memory is free again, as they were not sent
                 request.close()
             if isinstance(error, PsfleetError):
                 raise
@@ -401,6 +406,7 @@ class Transfers:
             # Requests to other servers may later carry reads of a pull, which are not part of this trace.
             if goes_to[server]:
                 request.trace = self._trace
+        # Only server 0 learns this, for the case that the worker dies between two servers (see `Stream`).
         if not all(goes_to):
             requests[0].say_addressed(send.addressed)
         if self._trace is not None:

@@ -96,7 +96,7 @@ def _forget() -> None:
     _runs = 0
 
 
-@functools.cache
+@functools.cache  # so that every call after the first one does nothing
 def _tell_at_exit() -> None:
     atexit.register(_tell)
 
@@ -183,6 +183,7 @@ class Executor:
             IdError: Ids are fractional, NaN or outside a table.
             UsageError: A feed is missing or unknown, a fetch is unknown, or nothing would be computed.
         """
+        # Not in `_run`: train_from_dataset and infer_from_dataset fetch nothing between two prints.
         if fetch_list is None:
             _check_trains(program or default_main_program())
         return self._run(program, feed, fetch_list, self._following(program, feed), return_numpy)
@@ -199,6 +200,7 @@ class Executor:
         present, following = self._pair
         if feed is None or feed is not present or program.for_test or not program.updates:
             return None
+        # Used once: if the script runs this feed again, the pull for the next one has been started already.
         self._pair = None, None
         return following
 
@@ -224,7 +226,7 @@ class Executor:
             for present, following in _with_next(batches, feed):
                 self._pair = present, following
                 yield present
-        finally:
+        finally:  # also if the loop is left early, so that its feeds are not kept
             self._pair = None, None
 
     def _run(
@@ -312,6 +314,7 @@ class Executor:
             for parameter, momentum, value in averages:
                 note(parameter, momentum, value)
         for update in program.updates:
+            # A parameter has no gradient if the loss does not depend on it, or if another stage has it.
             values: list[tuple[Any, Gradient]] = [
                 (parameter, gradients[variable])
                 for parameter, variable in update.params_grads
@@ -320,6 +323,7 @@ class Executor:
             loss = None if update.loss is None else float(gradients[update.loss].item())
             with shared_norms([parameter.name for parameter, _ in update.params_grads]):
                 update.optimizer.apply_values(values, samples=samples, loss=loss)
+        # Runs without updates count too, because dropout draws its mask from the number of the step.
         program.step += 1
         if here().processes > 1:  # other stages have changed the tables of their parameters
             invalidate()
@@ -371,7 +375,9 @@ class Executor:
         count = 0
         feeds = _with_next(dataset) if read_ahead else ((feed, None) for feed in dataset)
         for count, (feed, following) in enumerate(feeds, 1):
+            # A period of 0 prints every batch, as 1 does.
             fetches = fetch_list if count % max(print_period, 1) == 0 else None
+            # Not `run`, which would look for the following feed in the pair of a loop over `read_ahead`.
             values = self._run(program, feed, fetches, following)
             if fetches and fetch_handler is not None:
                 fetch_handler(values)
@@ -453,6 +459,7 @@ def _shows_averages(program: Program) -> bool:
     A run then updates nothing. In the reference framework such a run would update the averages, and
     `restore`, which brings the weights back, would drop the update.
     """
+    # Only AveragedBinding has this attribute.
     return any(
         getattr(parameter.binding, "read_only", False)
         for update in program.updates
@@ -478,6 +485,7 @@ def _entries(fetch_list: Sequence[Fetch] | Fetch | None) -> list[Fetch]:
 def _named(program: Program, entry: Any) -> Variable:
     if isinstance(entry, VariableSource):
         entry = entry.as_variable(program)
+    # A parameter is no Variable, but has the name of its variable.
     if not isinstance(entry, Variable | str) and not hasattr(entry, "name"):
         raise UsageError(f"fetch_list has {entry!r}; it must hold variables or names")
     return program.variable(entry if isinstance(entry, str) else entry.name, "fetch")

@@ -32,7 +32,9 @@ from psfleet.core.net.http2.socket_transport import BufferedReader, Part, Transp
 RENEW = 1 << 30
 PREFIX = 5  # bytes before each gRPC message: 1 if it is compressed, and its length as u32
 _DEFAULT_WINDOW = 65_535  # until SETTINGS or WINDOW_UPDATE change it (RFC 9113, section 6.9.2)
-_MOST_FRAGMENTS = 64  # CONTINUATION frames of one header block
+# CONTINUATION frames of one header block. A block of MAX_HEADERS bytes fits into a single frame even of the
+# smallest MAX_FRAME_SIZE, so a correct client hardly needs any.
+_MOST_FRAGMENTS = 64
 
 
 S = TypeVar("S", bound=StreamState)
@@ -116,8 +118,10 @@ class Http2Connection(BufferedReader, Generic[S]):
         length, kind, flags, number = frames.read_head(self._buffer, self._start)
         self._start += frames.HEAD_SIZE
         # The length is checked, and the rate limit applied, before any byte of the payload is read.
+        # `greeting` has announced both lengths.
         if length > (MAX_HEADERS if kind == frames.HEADERS else frames.LARGEST_TAKEN):
             raise ProtocolViolation(ErrorCode.FRAME_SIZE_ERROR, f"a frame has {length} bytes")
+        # A flag, because a connection is limited only until its first permitted call.
         if self.is_limited:
             self.limit(length, kind in (frames.HEADERS, frames.SETTINGS))
         try:
@@ -145,6 +149,7 @@ class Http2Connection(BufferedReader, Generic[S]):
     def _data(self, length: int, flags: int, number: int) -> None:
         size, padding = length, 0
         if flags & frames.PADDED:
+            # An empty frame lacks even the byte with the number. With 1 in its place, the check refuses it.
             padding = self.read_bytes(1)[0] if length else 1
             size -= 1 + padding
             if size < 0:
@@ -166,11 +171,13 @@ class Http2Connection(BufferedReader, Generic[S]):
             try:
                 stream.take(size, self)
             except DamagedMessage as error:
+                # Handled last: the frame still counts against the windows, and `on_damage` must know whether
+                # it ends the stream.
                 damage = error
                 self.pass_over(error.unread)
         if padding:
             self.pass_over(padding)
-        self.took(length)
+        self.took(length)  # padding counts too (RFC 9113, section 6.1)
         if stream is None:
             return
         if stream.ended:
@@ -231,6 +238,7 @@ class Http2Connection(BufferedReader, Generic[S]):
         self.on_headers(number, payload, bool(flags & frames.END_STREAM))
 
     def _check_priority(self, number: int, payload: bytes) -> None:
+        # Only checked: priorities are deprecated (RFC 9113, section 5.3), and calls are served as they come.
         if len(payload) < 5:
             raise ProtocolViolation(ErrorCode.FRAME_SIZE_ERROR, "a priority is cut off")
         if int.from_bytes(payload[:4], "big") & frames.LARGEST_WINDOW == number:
@@ -325,7 +333,10 @@ class Http2Connection(BufferedReader, Generic[S]):
         raise NotImplementedError
 
     def limit(self, length: int, is_decoded: bool) -> None:
-        """Wait before a frame is read if the other end sends too many. Called only if `is_limited`."""
+        """Wait before a frame is read if the other end sends too many. Called only if `is_limited`.
+
+        `is_decoded`: True for headers and settings, whose bytes cost much more processor time than others.
+        """
 
     def is_late(self, number: int, ends: bool) -> bool:
         """Return whether a frame may arrive on a closed stream, because the sender does not know yet.
@@ -364,12 +375,18 @@ class Http2Connection(BufferedReader, Generic[S]):
             self.streams.pop(stream.number, None)
 
     def send(self, parts: list[Part]) -> None:
-        """Send whole frames."""
+        """Send whole frames.
+
+        The reading thread may call too. On a server that never stops it from reading, because a server's
+        transport (`DeferredSending`) does not wait. A client's connection carries one call, in one thread.
+        """
         with self.sending:
             self.transport.send(parts)
 
     def say_goodbye(self, newest: int, code: ErrorCode, details: str) -> None:
         """Send a GOAWAY frame before the connection ends. Skips it if another thread is sending for long."""
+        # Not before the settings, which must be the first frame (RFC 9113, section 3.4). `send_some`, because
+        # the other end may be gone or read nothing.
         if self.has_greeted and self.sending.acquire(timeout=1.0):
             try:
                 self.transport.send_some([frames.goaway(newest, code, details)])
@@ -395,7 +412,8 @@ class Http2Connection(BufferedReader, Generic[S]):
             number, length = stream.number, len(message)
             whole = PREFIX + length
             # Usually everything fits into one frame and one write. The stream is closed before the write,
-            # so that no other thread sends on it after its end.
+            # so that no other thread sends on it after its end. Without trailers this is a client's request:
+            # its stream stays, because the reply is still to come.
             if self.takes(whole, stream.window):
                 stream.window -= whole
                 if trailers:
@@ -403,6 +421,7 @@ class Http2Connection(BufferedReader, Generic[S]):
                     self.streams.pop(number, None)
                 self.send_at_once(number, block, message, trailers)
                 return
+            # Two parts, because joining them would copy the message.
             self.send_apart(stream, block, [b"\0" + length.to_bytes(4, "big"), message], trailers)
 
     def takes(self, whole: int, window: int) -> bool:
