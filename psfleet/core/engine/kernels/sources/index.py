@@ -19,8 +19,8 @@ from psfleet.core.engine.kernels.hash_index import (CHUNKS, CHUNK_LINES, DIRECTO
                                         find_slow, first_line, insert, lines_of, position,
                                         prefetch_line, touch_fast, touch_slow)
 
-# Ids between the prefetch of an index line, or of a row, and its use. 6 and 12 differed from 24 by no more than
-# the noise (benchmarks/README.md).
+# Ids between the prefetch of an index line, or of a row, and its use. 6 and 12 differed from 24 by no more
+# than the noise (benchmarks/README.md).
 AHEAD = 24
 OLDEST = 1 << 31  # largest age in steps; older rows count as this old, which keeps `age_of` unambiguous
 LOW_BITS = uint64((1 << 56) - 1)
