@@ -40,8 +40,8 @@ SETUP, SUBMIT, EVENTS = {"x86_64": (206, 209, 208), "aarch64": (0, 2, 4)}.get(
     platform.machine(), (-1, -1, -1)
 )
 INTERRUPTED = 4
-# Types of array arguments. Other kernels take addresses, which are faster (intrinsics.py). Here the gain would
-# be small beside a read of the disk, and some kernels need the lengths of the arrays.
+# Types of array arguments. Other kernels take addresses, which are faster (intrinsics.py). Here the gain is
+# small beside a read of the disk, and some kernels need the lengths of the arrays.
 BYTES, NUMBERS = types.Array(types.uint8, 1, "C"), types.Array(types.int64, 1, "C")
 
 call_kernel = types.ExternalFunction("syscall", int64(int64, int64, int64, int64, int64, int64))
