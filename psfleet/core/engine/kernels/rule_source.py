@@ -361,5 +361,6 @@ def result_count(function: Callable[..., tuple[float, ...]], arguments: int) -> 
         function: Function of the rule.
         arguments: Number of its arguments, including h.
     """
-    # Ones, since rules divide by some of their arguments. h has more numbers than any rule takes: 17 at most.
+    # Ones, since rules divide by some of their arguments. h is longer than any rule's: psfleet's own have at
+    # most 17 numbers.
     return len(function(*[1.0] * (arguments - 1), [1.0] * 64))

@@ -269,7 +269,7 @@ class DeviceQueue:
 
         `values` may change once this returns.
         """
-        # `_done` may be recorded again at once: a wait keeps to the record that it was called after.
+        # Other calls may record `_done` again at once: the wait that `send` adds keeps to this record.
         self.mark(self._done)
         self.send(target, values, self._done)
 
