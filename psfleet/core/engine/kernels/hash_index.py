@@ -309,6 +309,8 @@ def _put(line, entry, hash_, slot, stamp):
     store_u32(line, 12 + entry, stamp)
 
 
+# Inlined, as are the helpers below that have one caller: numba makes machine code of every other helper,
+# which takes time (decision 2).
 @inlined
 def insert(d, hash_, step):
     """Add an unknown hash, with this step as that of its last push, and return its slot (row number).

@@ -307,8 +307,8 @@ class DiskRowMemory(HostRowMemory):
         max_resident = max(self._limit - self._limit // _PART - self._moved, self._limit // 2)
         over = len(self) - self._in_file - max_resident
         if over > 0:
-            # Move many rows if any must move: rows in neighbouring blocks are written by one request. At most
-            # half of what one pass of the loop can move.
+            # Move many rows if any must move: rows in neighbouring blocks are written by one request. But no
+            # more than 2048, so that a call that needs little room does not wait for a large write.
             over = max(over, min(self._limit // _PART, _AT_ONCE // 2))
         while over > 0:
             slots = np.empty(min(over, _AT_ONCE), np.int64)

@@ -227,7 +227,7 @@ class SparseTable:
             self._index.keep_segments(*EVERY)
         else:
             self._index.keep(ids)
-        # Before the step, because a user's rule may raise an error here: step and rows are then as before.
+        # Before the step, because a user's rule may raise an error here. Step and rows then stay as they are.
         scalars = scalars_of(rule, decay, learning_rate, self.step + 1)
         self.step += 1
         self.traffic.updated += len(ids)

@@ -25,7 +25,7 @@ from psfleet.core.engine.kernels.intrinsics import (helper, kernel, load_i64, lo
                                         store_u32)
 
 AHEAD = 24  # ids between the prefetch of an index line and its use, as in index.py
-PAGE = 4096
+PAGE = 4096  # bytes; transfers past the page cache begin and end at multiples of it
 # Values of `uses`: no row; a row without recent uses; up to 7 recent uses. The limit lets a row that was used
 # very often leave after a few rounds of `sweep` without a use. No other limit has been compared with 7.
 FREE, IDLE, MOST = 0, 1, 8
@@ -39,7 +39,7 @@ REQUEST, EVENT = 64, 32  # bytes of Linux's struct iocb and struct io_event
 SETUP, SUBMIT, EVENTS = {"x86_64": (206, 209, 208), "aarch64": (0, 2, 4)}.get(
     platform.machine(), (-1, -1, -1)
 )
-INTERRUPTED = 4
+INTERRUPTED = 4  # the errno EINTR
 # Types of array arguments. Other kernels take addresses, which are faster (intrinsics.py). Here the gain is
 # small beside a read of the disk, and some kernels need the lengths of the arrays.
 BYTES, NUMBERS = types.Array(types.uint8, 1, "C"), types.Array(types.int64, 1, "C")

@@ -161,7 +161,7 @@ def read(message, size, fields):
     #     key 18   payload   optional, ends the message
     for place in range(FIELDS):  # all calls share the array, so it has the fields of the call before
         store_i64(fields, place, 0)
-    # Two keys and two lengths are the shortest message, and so `byte_at` may read the first byte.
+    # The shortest message has two keys and two lengths. This also allows `byte_at` to read the first byte.
     if size < 4 or byte_at(message, 0) != 10:
         return 0
     start, end = bytes_at(message, 1, size)
