@@ -171,7 +171,7 @@ def prefetch_line(d, id_):
 @helper
 def _hits(line, hash_):
     """Return a bit mask: bit k is 1 if entry k of a line (four index entries) has this hash."""
-    # All four are compared, without a branch for each: nobody can predict which of them has the hash.
+    # All four are compared, without a branch for each: the processor could not predict these branches.
     return (
         _U(load_u64(line, 0) == hash_)
         | _U(load_u64(line, 1) == hash_) << _U(1)

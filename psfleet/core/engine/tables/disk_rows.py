@@ -116,7 +116,7 @@ class DiskRowMemory(HostRowMemory):
         self._hand = self._in_file = self._moved = 0
         self._early = int(self._words[EARLY_CHUNKS])
         # The first blocks exist from the start. So a disk without space is reported now, and the number of
-        # blocks, by which `_compact` and the kernels divide, is never 0.
+        # blocks is never 0 (`_compact` and the kernels divide by it).
         self.grow(1)
         self.keep_ahead(None if host.limit is None else host.available_for())
 

@@ -469,7 +469,7 @@ class SparseTable:
         Rows keep the step of their last push.
         """
         with self._lock:
-            # First with the old step, from which the stamps of all rows are rewritten to the new one.
+            # Before the step changes: stamps of rows are rewritten from the old step to the new one.
             self._lifetime.set_clock(clock, self.step)
             self.step = clock.step
 

@@ -72,7 +72,7 @@ class DeviceOperations:
 
     def event(self) -> Any:
         """Return a new event. It is over until `record` is called."""
-        # Nobody asks for times, which an event would record by default. The simulator's events take no
+        # By default an event would record times, which psfleet does not use. The simulator's events take no
         # argument.
         return cuda.event() if SIMULATED else cuda.event(timing=False)
 

@@ -279,8 +279,8 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
                 if entries <= 0:
                     return complete
                 at += entries
-            # Wait for many events, which saves system calls, but not for all: the disk works on the others
-            # while these are copied and followed by new requests.
+            # Wait for many events, which saves system calls, but not for all: the disk works on other
+            # requests while this loop copies rows and submits new requests.
             least = min(next_range - complete, AT_ONCE // 2)
             count = call_kernel(EVENTS, context, least, AT_ONCE, events, 0)
             if count < 0 and load_u32(error_place(), 0) == INTERRUPTED:

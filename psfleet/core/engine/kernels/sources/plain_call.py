@@ -114,8 +114,8 @@ def read_header(message, at, end, fields):
             at += 8
         elif key == 18 << 3 | 2:  # progress
             start, at = bytes_at(message, at, end)
-            # Damaged bytes are stored too. The check below then refuses the message, and nobody reads the
-            # fields.
+            # The positions are stored even if damaged. The check below then refuses the message, and its
+            # fields are not used.
             store_i64(fields, PROGRESS, start)
             store_i64(fields, PROGRESS_END, at)
         elif key == 9 << 3 | 2:  # lane: generation, then turn
