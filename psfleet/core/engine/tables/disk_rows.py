@@ -145,6 +145,7 @@ class DiskRowMemory(HostRowMemory):
     @property
     @override
     def bytes(self) -> int:
+        # All rows count, in memory or in the file. `resident_bytes` counts those in memory.
         return super().bytes - self._disk.bytes_of(self._used()[0]) + len(self) * self._row
 
     @property

@@ -249,6 +249,7 @@ class DeviceQueue:
         """Run a kernel for `count` items, which the kernel's loop divides among its threads."""
         if not count:
             return
+        # On a device each item has a thread. Only the simulator's few threads need the loop.
         blocks, threads = -(-count // _THREADS), _THREADS
         if SIMULATED:
             blocks, threads = 1, min(count, _SIMULATED_THREADS)
