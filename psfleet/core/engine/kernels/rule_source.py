@@ -54,6 +54,9 @@ from psfleet.core.engine.schema.table import DecaySpec
 #
 # 64 lanes of two sums fit the registers of AVX-512. With 256 lanes, which did not fit into registers,
 # row-wise Adagrad took 3.5 times as long for rows of 64 (decision 1).
+#
+# Chunks limit the error of float32: a lane adds up at most 64 values, however long the array is. No other
+# size of a chunk has been compared, and another one would change the bits of every rule with sums.
 CHUNK = 4096
 LANES = 64
 
@@ -71,6 +74,8 @@ from psfleet.core.engine.kernels.hashing import mix
 
 ZERO = np.float32(0)
 """
+# ZERO, and np.float32 around other numbers, because a plain 0.0 is a float64 in numba and would widen the
+# arithmetic around it.
 
 
 def scalars_of(
@@ -120,7 +125,7 @@ class RuleSource:
         self._rule, self._l1, self._l2, self._dim = rule, l1, l2, dim
         self._constant = dim or width
         self._count = str(self._constant or "n")
-        self._numbers = len(rule.scalars(0.1, 1))
+        self._numbers = len(rule.scalars(0.1, 1))  # with any arguments: only the count matters
         self._function = rule.scalar().__name__
         # A push uses only one of the slots that take turns, so `apply` has a single slot for this group.
         slots = rule.slots[: len(rule.slots) - max(rule.turns - 1, 0)]
@@ -148,7 +153,8 @@ class RuleSource:
         """Return the address and index of a slot's value, the arguments of `load_f32` and `store_f32`.
 
         In a row the weights come first and then each slot in turn. All values of a row are offsets from the
-        one address p, so the compiler sees that they do not overlap.
+        one address p, so the compiler sees that they do not overlap. Each slot of a dense table is an array
+        with an address of its own.
 
         Args:
             slot: Number of the slot.
@@ -188,6 +194,8 @@ class RuleSource:
 
     def _load(self, index: str) -> str:
         """Return statements that load w and g, and add l2 * w and l1 * sign(w) to g."""
+        # The sign is 0 for a weight of 0, as np.sign in rule_twin.py says, and is chosen without a call that
+        # could return float64.
         text = f"w = load_f32(p, {index})\ng = read_f32(gradient, {index})"
         if self._l2:
             text += "\ng = g + l2 * w"
@@ -242,6 +250,8 @@ class RuleSource:
         text = f"\n@helper\ndef apply(n, gradient, lanes, {pointers}, h):\n"
         text += self._load_single() + self._decay_factors()
         if self._rule.measure() is not None:
+            # The rule's functions expect the results of `combine` right behind the rule's own numbers. So l2
+            # and l1, which come after these in h, are cut off. `_decay_factors` has put them into variables.
             text += f"    h = h[:{self._numbers}] + combined(n, gradient, lanes, {pointers}, h)\n"
         text += f"    for i in range({count}):\n"
         if self._advances:
@@ -282,6 +292,8 @@ class RuleSource:
         assert measure is not None
         assert combine is not None
         sums = sum_count(self._rule)
+        # A short unit clears and folds only as many lanes as it has weights. The sum has the same bits: the
+        # other lanes would be 0, and no lane is -0, because each starts at 0.
         count, lanes = self._count, _power(min(self._constant or LANES, LANES))
         call = f"{', '.join(f'a{i}' for i in range(sums))}, = {measure.__name__}("
         call += ("w, g, h" if self._advances else self._arguments("i")) + ")"
@@ -349,4 +361,6 @@ def result_count(function: Callable[..., tuple[float, ...]], arguments: int) -> 
         function: Function of the rule.
         arguments: Number of its arguments, including h.
     """
+    # Ones, since rules divide by some of their arguments. h is longer than any rule's: psfleet's own have at
+    # most 17 numbers.
     return len(function(*[1.0] * (arguments - 1), [1.0] * 64))

@@ -54,10 +54,15 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _BESIDE = 9  # further bytes for each row in memory: 8 for its id, 1 for its use count
+# No other values of the four numbers below have been measured.
 _PART = 16  # 1/16 of the slots in memory is kept free for the rows of the next call
-_AT_ONCE = 4096  # rows that are written to the file together
-_SPARE = 4  # free blocks that are kept back, since compaction writes before it frees
-_WINDOW = 1 << 14  # blocks that compaction compares to find the emptiest
+_AT_ONCE = 4096  # rows that are written to the file together; 768 KiB of rows of 192 bytes
+# Free blocks that are kept back, since compaction writes before it frees. With 4 it may fill 3. It needs 2: a
+# third of the file is empty, so that the rows of the 3 emptiest blocks fit into 2.
+_SPARE = 4
+# Blocks that compaction sorts to find the emptiest. To sort all blocks of a large file would keep a call
+# waiting.
+_WINDOW = 1 << 14
 
 
 class DiskRowMemory(HostRowMemory):
@@ -83,14 +88,17 @@ class DiskRowMemory(HostRowMemory):
         self._own, self._table = own, spec.name
         width = PackedRows(spec).width
         self._row, self._block = width * 4, block_rows(width * 4)
-        self._default = available_memory() // 2
+        self._default = available_memory() // 2  # of a server without a limit (docs/tables.md)
         # First slot in the file. Memory has 4 Mi slots beyond what the limit allows: the rows of one call
-        # are read into memory before other rows leave it. Multiples of 1024 slots fill whole pages.
+        # are read into memory before other rows leave it. So a push may add some millions of ids (`grow`
+        # refuses more). Slots take no memory until they are used. Multiples of 1024 slots fill whole pages.
         slots = (host.limit or self._default) // (self._row + _BESIDE) + (1 << 22)
         # At most half of the slot numbers, which have 32 bits, so that the file gets the other half.
         self._far = min(-(-slots // 1024) * 1024, 1 << 31)
-        # A slot number has 32 bits, and the file has 3 slots for 2 rows (see _blocks).
+        # A slot number has 32 bits, and the file has 3 slots for 2 rows and some blocks more (see _blocks).
+        # With as many rows as this, that is less than 2 slots for each.
         row_limit = min(max_rows, (2**32 - 2 - self._far) // 2)
+        # No marks: rules that update every row have a MappedRowMemory.
         super().__init__(width, row_limit, False, spec.entry is not None, host.only_reads)
         assert isinstance(self._rows, DiskArena)
         self._disk = self._rows
@@ -100,12 +108,15 @@ class DiskRowMemory(HostRowMemory):
         self._owners = DiskArena(self._disk.size // self._row * 8, self._far * 8, own.folder)
         self._ids = np.frombuffer(self._owners._map, np.int64)
         # Uses of each slot in memory for CLOCK: FREE, IDLE or a count up to MOST (sources/disk_rows.py).
+        # In an arena, whose pages take memory only when their slots are used.
         self._uses = np.frombuffer(Arena(self._far)._map, np.uint8)
         self._there = np.zeros(0, np.uint8)  # 1 for each slot of the file that has a row
         self._held = np.zeros(0, np.int64)  # number of rows in each block of the file
         self._counts = np.zeros(3, np.int64)
         self._hand = self._in_file = self._moved = 0
         self._early = int(self._words[EARLY_CHUNKS])
+        # The first blocks exist from the start. So a disk without space is reported now, and the number of
+        # blocks is never 0 (`_compact` and the kernels divide by it).
         self.grow(1)
         self.keep_ahead(None if host.limit is None else host.available_for())
 
@@ -128,11 +139,13 @@ class DiskRowMemory(HostRowMemory):
         There is space for half as many rows again, so that some blocks are nearly empty and compaction can
         free them by moving few rows.
         """
+        # And 16 blocks, so that a file with few rows has its spare blocks too, and others to compact.
         return -(-rows * 3 // (2 * self._block)) + 4 * _SPARE
 
     @property
     @override
     def bytes(self) -> int:
+        # All rows count, in memory or in the file. `resident_bytes` counts those in memory.
         return super().bytes - self._disk.bytes_of(self._used()[0]) + len(self) * self._row
 
     @property
@@ -175,6 +188,8 @@ class DiskRowMemory(HostRowMemory):
 
     @override
     def _used(self, new_slots: int = 0) -> list[int]:
+        # As in HostRowMemory, but the index has the rows of the file too, while only new rows take memory. 4
+        # parts for each chunk are twice what random ids need.
         slots, chunks, parts = int(self._words[NEXT_SLOT]), int(self._words[CHUNKS]), self._parts
         if new_slots:
             min_chunks = FIRST_CHUNKS + (len(self) + new_slots) * ROW_BYTES // (CHUNK_LINES * 64)
@@ -195,12 +210,15 @@ class DiskRowMemory(HostRowMemory):
         self._disk.grow(blocks * self._block * self._row)
         total = self._disk.made // (self._block * self._row)
         self._owners.grow(total * self._block * 8)
+        # The copies are seldom: the file grows by a sixteenth at a time.
         new = total - len(self._held)
         self._held = np.append(self._held, np.zeros(new, np.int64))
         self._there = np.append(self._there, np.zeros(new * self._block, np.uint8))
 
     @override
     def reserve(self, rows: int) -> None:
+        # Space in the file and memory for the index. Memory for rows is not reserved: it is what other tables
+        # leave free.
         self.grow(max(min(rows, self.max_rows) - len(self), 0))
         self._lines.populate(0, min(rows, self.max_rows) * ROW_BYTES)
 
@@ -216,7 +234,8 @@ class DiskRowMemory(HostRowMemory):
                 + self._disk.bytes_of(self._used()[0])
                 - self._own.charged(besides=self._table)
             )
-        # At least 2 Mi slots stay beyond the limit, for the rows that one call reads or adds.
+        # At least 2 Mi slots stay beyond the limit, for the rows that one call reads or adds, even where 1 <<
+        # 31 has cut off the 4 Mi of `__init__`.
         self._limit = min(max(size, LEAST) // (self._row + _BESIDE) + 1, self._far - (1 << 21))
         self._own.charge(self._table, self.resident_bytes)
 
@@ -227,7 +246,8 @@ class DiskRowMemory(HostRowMemory):
         of the slice before.
         """
         # A slice takes at most a quarter of the slots in memory, so that its rows cannot displace each other:
-        # rows leave memory only in `_make_room`, before the rows of the slice are read.
+        # rows leave memory only in `_make_room`, before the rows of the slice are read. At least 256 for wide
+        # rows in little memory, since each slice costs several calls. Slots beyond the limit take them.
         slice_rows = max(self._limit // 4, 256)
         for start in range(0, len(ids), slice_rows):
             part = ids[start : start + slice_rows]
@@ -254,6 +274,7 @@ class DiskRowMemory(HostRowMemory):
 
     def _read(self, ids: Ids) -> None:
         """Move these rows from the file to memory."""
+        # An image finds its unread rows by slot. The rows get other slots now, so it has to copy them first.
         for view in self.views:
             view.keep(ids)
         # `fetch` changes the index before the rows have been read. No other thread sees this state, since the
@@ -287,14 +308,19 @@ class DiskRowMemory(HostRowMemory):
         max_resident = max(self._limit - self._limit // _PART - self._moved, self._limit // 2)
         over = len(self) - self._in_file - max_resident
         if over > 0:
-            # Move many rows if any must move: rows in neighbouring blocks are written by one request.
+            # Move many rows if any must move: rows in neighbouring blocks are written by one request. But no
+            # more than 2048, so that a call that needs little room does not wait for a large write.
             over = max(over, min(self._limit // _PART, _AT_ONCE // 2))
         while over > 0:
             slots = np.empty(min(over, _AT_ONCE), np.int64)
             count = self._moves.sweep(self.address, self._uses, len(slots), slots, self._counts)
+            # Every row is chosen at last, except rows that were added without `_note_new_rows`, as by an
+            # interrupted call.
             if not count:
                 break
             over -= self._move_to_file(slots[:count])
+        # A little above the limit is left alone: the limit changes with the memory of the other tables, and a
+        # shrink also moves rows that are in use.
         if self._words[NEXT_SLOT] > self._limit + self._limit // 32:
             self._shrink()
 
@@ -315,6 +341,7 @@ class DiskRowMemory(HostRowMemory):
         Rows in slots behind the limit move to the file, even those in use, so that the end of the memory is
         unused.
         """
+        # A limit of one row, which only tests have, works as well as 2.
         first, end = max(self._limit, 2), int(self._words[NEXT_SLOT])
         for start in range(first, end, _AT_ONCE):
             self._move_to_file(np.arange(start, min(start + _AT_ONCE, end)))
@@ -338,7 +365,8 @@ class DiskRowMemory(HostRowMemory):
         size = self._block * self._row
         pages = _whole_pages(len(blocks) * size)
         pages[: rows.nbytes] = rows.reshape(-1).view(np.uint8)
-        # Neighbouring blocks form a run, which is written by one request: find where the runs start.
+        # Neighbouring blocks form a run, which is written by one request: find where the runs start. The
+        # first block is compared with -2, because -1 would be a neighbour of block 0.
         first = np.flatnonzero(np.diff(blocks, prepend=-2) != 1)
         sizes = np.diff(first, append=len(blocks)) * size
         run_addresses = address_of(pages) + first * size
@@ -370,6 +398,8 @@ class DiskRowMemory(HostRowMemory):
         blocks, so that moving them frees k - c(k) blocks. Choose the k that frees most while c(k) free blocks
         exist. At most 1 MiB is moved at a time, or 16 blocks if these are larger.
         """
+        # The limit is there because a call waits for the free blocks. 16 blocks are more than the 3 that it
+        # takes to free one (see _SPARE).
         size = self._block * self._row
         window = np.arange(self._hand, self._hand + min(_WINDOW, len(self._held)))
         window %= len(self._held)
@@ -382,7 +412,7 @@ class DiskRowMemory(HostRowMemory):
             self._hand = (self._hand + _WINDOW) % len(self._held)
             return
         count = int(np.argmax(gains)) + 1
-        blocks = np.sort(blocks[:count])
+        blocks = np.sort(blocks[:count])  # the disk reads them in the order of the file
         pages = _whole_pages(count * size)
         block_addresses, sizes = address_of(pages) + np.arange(count) * size, np.full(count, size)
         self._check_transfer(self._disk.transfer(False, blocks * size, block_addresses, sizes))
@@ -408,6 +438,7 @@ class DiskRowMemory(HostRowMemory):
 
     @override
     def remove(self, ids: Ids) -> int:
+        # For all ids at once. The two calls of HostRowMemory.remove find nothing left to copy.
         self.keep(ids)
         slots = self.locate(ids)[0]
         in_file = slots >= self._far
@@ -530,6 +561,6 @@ class DiskRowUpdate(HostRowUpdate):
 
     @override
     def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
-        assert isinstance(gradients, np.ndarray)
+        assert isinstance(gradients, np.ndarray)  # for mypy: only tables on a GPU get other values
         for part in self._index.near(ids):
             super().push(ids[part], gradients[part], scalars, step)

@@ -96,8 +96,11 @@ class SparseTable:
         self.device = device
         self.traffic = RowTraffic()
         self._packed = layout = PackedRows(spec)
+        # The default of `max_rows` bounds the address space that a table reserves. No other part of the table
+        # needs it: slots allow 2**32 - 3 rows.
         limits = RowLimits.from_spec(spec, layout.width, servers, max_rows)
         budget, kind_budget = budget or MemoryBudget(), device_budget or MemoryBudget()
+        # From here on, `budget` is the one that is charged for the rows: the host's or that of the kind.
         index, self._rule, budget = KINDS[device].sparse(spec, limits.held, budget, kind_budget)
         self._index, self.paging = index, index.paging
         self._ranking = ranking = eviction_ranking(spec, index, layout.scores)
@@ -206,7 +209,7 @@ class SparseTable:
             parts: Ids and gradients of each push, as for `push`.
             learning_rate: Learning rate of this update.
         """
-        if len(parts) == 1:
+        if len(parts) == 1:  # nothing to sum, which saves a search for distinct ids and a copy
             self.push(*parts[0], learning_rate)
             return
         with self._lock:
@@ -224,15 +227,19 @@ class SparseTable:
             self._index.keep_segments(*EVERY)
         else:
             self._index.keep(ids)
+        # Before the step, because a user's rule may raise an error here. Step and rows then stay as they are.
         scalars = scalars_of(rule, decay, learning_rate, self.step + 1)
         self.step += 1
         self.traffic.updated += len(ids)
+        # Before the rule, which stamps the rows with this step: rows that have the stamp are not counted
+        # again. New ids have no row yet. Their rows begin with a frequency of 1.
         if self._counts:
             self._ranking.count_update(ids, self.step)
         self._rule.push(ids, gradients, scalars, self.step)
         self.scan.updated(ids, self.step)
+        # The check in `admit` was an upper bound. The budget is charged with what the rows now take.
         self._account.charge_budget()
-        if self.spec.every_row:
+        if self.spec.every_row:  # after the rule, whose marks show which rows this step has updated
             self._rule.update_other_rows(
                 scalars_of(rule, decay, learning_rate, self.step, True), self.step
             )
@@ -256,7 +263,8 @@ class SparseTable:
         Raises:
             UsageError: The table would be full.
         """
-        # Without the lock: in the common case a push need not wait here for a pull that holds it.
+        # Without the lock: in the common case a push need not wait here for a pull that holds it. The answer
+        # stays true until the push: only updates make a table grow, and the shard makes one at a time.
         if not self._account.can_surely_add(sum(map(len, parts))):
             with self._lock:
                 self._admission.check(parts, self.step, written, evicted)
@@ -292,6 +300,8 @@ class SparseTable:
         Args:
             parts: Ids of the next update.
         """
+        # At least 1/16, because each choice ranks the whole table (eviction_ranking.py). Without the lock, as
+        # in `check_room`.
         if not self._account.evicts_for_memory or self._account.can_surely_add(
             sum(map(len, parts))
         ):
@@ -319,11 +329,13 @@ class SparseTable:
             if self._waiting is not None:
                 self._waiting.index.remove(ids)
             present = ids[self._index.locate(ids)[0] != 0]
+            # `drop` takes ids with a row, each once, since it records them in streams and histories.
             return self.scan.drop(ascending([present]), self.step, cause)
 
     def evict(self, count: int) -> int:
         """Remove the `count` rows that are first in the eviction order; return the number of removed rows."""
         with self._lock:
+            # Rows of any age, even of the last update: the caller asks between two updates.
             first = self._ranking.first(self.step, count, 0)
             return self.scan.drop(first, self.step, EvictionCause.CAPACITY)
 
@@ -371,7 +383,7 @@ class SparseTable:
     def ids(self) -> Ids:
         """Return the ids of all rows, ascending: int64 [n]."""
         with self._lock:
-            return self.scan.ascending().copy()
+            return self.scan.ascending().copy()  # `scan` keeps the array for later pages
 
     def segment_ids(self, first: int, last: int, since: HistoryPoint | None = None) -> Ids:
         """Return the ids of the rows in a range of segments, in any order.
@@ -397,6 +409,7 @@ class SparseTable:
             _, slots, steps = self._index.recall(ids, self.step)
             present = slots != 0
             rows = self._index.gather(slots[present])
+        # These rows are a copy. Pulls and pushes go on while they are unpacked.
         return self._packed.unpack(ids[present], rows, steps[present])
 
     def write(self, rows: RowData) -> None:
@@ -415,7 +428,8 @@ class SparseTable:
             self._account.check_update(len(ids), new, len(new), written=True)
             if len(new) > index.max_rows - len(index):
                 # The age of a row is relative to a step. With a step after every push, any row may be
-                # evicted.
+                # evicted, also one that is written here. It is then added again, so there must be places for
+                # all ids and not only for the new ones.
                 later = max(self.step, int(steps.max(initial=0))) + 1
                 self._admission.make_places(len(ids), later, index.max_rows)
             index.put(ids, steps, words)
@@ -446,6 +460,7 @@ class SparseTable:
     @property
     def clock(self) -> TableClock:
         """Number of updates so far, and steps and times of past shrinks and ticks. Part of a snapshot."""
+        # Without the lock, which `freeze` holds when it reads this, and which cannot be taken twice.
         return self._lifetime.clock(self.step)
 
     def set_clock(self, clock: TableClock) -> None:
@@ -454,6 +469,7 @@ class SparseTable:
         Rows keep the step of their last push.
         """
         with self._lock:
+            # Before the step changes: stamps of rows are rewritten from the old step to the new one.
             self._lifetime.set_clock(clock, self.step)
             self.step = clock.step
 
@@ -461,6 +477,7 @@ class SparseTable:
         """Return up to `limit` rows in ascending order of id, beginning with row number `offset`."""
         with self._lock:
             ids = self.scan.ascending()[offset : offset + limit].copy()
+        # `rows` takes the lock itself. It leaves out a row that is removed before that.
         return self.rows(ids)
 
     def state(self, offset: int, limit: int) -> tuple[Ids, Floats]:
@@ -504,6 +521,8 @@ class SparseTable:
             waiting = CandidateData() if self._waiting is None else self._waiting.read(self.step)
             stores, clock = self._index.stores, self.clock
             only = None if changes is None else changes.ids
+            # A function, because an image copies rows later, and computes their steps from the step of that
+            # time.
             rows = [FrozenRows(store, self._lock, lambda: self.step, only) for store in stores]
             since = None if changes is None else changes.evicted
             evictions = {} if self.evictions is None else self.evictions.columns(since)
@@ -514,7 +533,8 @@ class SparseTable:
         """Mark the present state, so that `changed_since` can list later changes. Call `release` when done.
 
         Args:
-            bounded: True to give the mark up after 4 million removed ids. Before using such a mark, check
+            bounded: True to give the mark up after 4 million removed ids, which take 32 MiB: for a mark that
+                may be kept for long, such as that of the last snapshot. Before using such a mark, check
                 `scan.has_history_since`.
         """
         with self._lock:

@@ -32,14 +32,21 @@ from psfleet.core.engine.kernels.cache import forget_compiled
 from psfleet.core.engine.kernels.device.cuda_arithmetic import SIMULATED
 from psfleet.core.engine.kernels.initial_values import copy_over
 
-_THREADS = 128  # threads of a block
+# Threads of a block: a multiple of the 32 that a device runs in step. No other multiple has been compared.
+_THREADS = 128
 # The simulator's threads are Python threads. Two are enough to find races; more made its tests slower.
 _SIMULATED_THREADS = 2
-_HALF = 1 << 22  # bytes of half a staging buffer
-_STAGING = 4  # number of staging buffers of a process
+# Bytes of half a staging buffer. 65,536 rows of 16 weights fit, so that a usual batch is copied in one piece,
+# which needs no view of its target. numba takes 30 us for a view.
+_HALF = 1 << 22
+# Number of staging buffers of a process. Linux cannot swap out pinned memory, so all tables share these 32
+# MiB, and a fifth copy at the same time waits.
+_STAGING = 4
 # numba warns about small grids. A push of few ids is a small grid, and a user can do nothing about it.
 warnings.filterwarnings("ignore", ".*Grid size .* low occupancy")
-_launching = threading.Lock()  # the simulator runs one kernel at a time
+# The simulator runs one kernel at a time. On a device the lock costs little, since a launch only queues work.
+# There it lets only one thread compile a kernel again whose code on disk is damaged.
+_launching = threading.Lock()
 
 if SIMULATED:
     from numba.cuda.simulator.kernel import BlockThread
@@ -55,7 +62,8 @@ if SIMULATED:
 class DeviceOperations:
     """Operations of a device. All but `finish` only add work to a stream and return. Thread-safe.
 
-    Operations on streams and events first make the device's context current in the calling thread.
+    Operations on streams and events first make the device's context current in the calling thread: a server
+    calls from many threads, and numba does so by itself only for arrays and kernels.
     """
 
     def stream(self) -> Any:
@@ -64,6 +72,8 @@ class DeviceOperations:
 
     def event(self) -> Any:
         """Return a new event. It is over until `record` is called."""
+        # By default an event would record times, which psfleet does not use. The simulator's events take no
+        # argument.
         return cuda.event() if SIMULATED else cuda.event(timing=False)
 
     def pinned(self, size: int) -> NDArray[np.uint8]:
@@ -102,6 +112,7 @@ class DeviceOperations:
 
     def zero(self, target: Any, stream: Any) -> None:
         """Set an array of the device to 0."""
+        # Of numba's driver, because numba.cuda has no function that sets memory.
         cuda.current_context()
         cuda_driver.device_memset(target, 0, target.nbytes, stream)
 
@@ -172,9 +183,11 @@ class Staging:
             for start in range(0, len(values), count):
                 part = values[start : start + count]
                 half = halves[start // count % 2]
+                # The half may be in use by this copy, two passes ago, or by an earlier copy.
                 self.operations.finish(half.done)
                 buffer = half.array(len(part), values.dtype)
                 copy_over(buffer, part)
+                # The target itself if it has one piece, because making a view takes 30 us.
                 target_part = (
                     target if len(part) == len(values) else target[start : start + len(part)]
                 )
@@ -188,6 +201,8 @@ class Staging:
         count = self._size // out.itemsize
         halves = self._idle.get()
         try:
+            # The device may still read from both halves, if the last copy was a `send`. Later passes need no
+            # wait: the pass before has emptied the half.
             for half in halves:
                 self.operations.finish(half.done)
             # Each pass starts the device's copy of one slice, and then takes the slice before it out of the
@@ -234,6 +249,7 @@ class DeviceQueue:
         """Run a kernel for `count` items, which the kernel's loop divides among its threads."""
         if not count:
             return
+        # On a device each item has a thread. Only the simulator's few threads need the loop.
         blocks, threads = -(-count // _THREADS), _THREADS
         if SIMULATED:
             blocks, threads = 1, min(count, _SIMULATED_THREADS)
@@ -241,7 +257,7 @@ class DeviceQueue:
 
     def copy(self, target: Any, source: Any) -> None:
         """Copy an array of the device over another one."""
-        if target.size:
+        if target.size:  # an empty array of numba has no memory: its address is 0
             self._operations.write(target, source, self._work)
 
     def zero(self, target: Any) -> None:
@@ -254,6 +270,7 @@ class DeviceQueue:
 
         `values` may change once this returns.
         """
+        # Other calls may record `_done` again at once: the wait that `send` adds keeps to this record.
         self.mark(self._done)
         self.send(target, values, self._done)
 
@@ -330,8 +347,9 @@ class DeviceBuffers:
         if name not in self._held or len(self._held[name]) < size:
             if name in self._held:
                 self._queue.finish()  # kernels may still use the memory that is freed here
+                # All references, `view` too: else the old memory would exist beside the new one.
                 del self._held[name], self._given[name], view
-            self._held[name] = cuda.device_array(max(size, 1), dtype)
+            self._held[name] = cuda.device_array(max(size, 1), dtype)  # never without an address
         view = self._held[name][:size].reshape(shape)
         self._given[name] = shape, view
         return view

@@ -17,10 +17,15 @@ from psfleet.core.engine.kernels.intrinsics import (helper, kernel, load_f32, lo
                                         store_i64, store_u32)
 
 DIM = 4  # `width_kernels` of generate.py replaces this line
+# Codes between the prefetch of a row and its use. Distances from 2 to 32 differed by no more than the noise
+# (benchmarks/README.md).
 AHEAD = 16
+# Cache lines of a row that are prefetched. More than 8 are slower: with all 64 lines of rows of 1,024 values
+# `pool` took 490 ns a row, and 375 with 8.
 LINES = min((DIM * 4 + 63) // 64, 8)
-# Whether a sum fits vector registers while rows are added to it. AVX has 16 registers of 8 float32, and
-# AVX-512 32 registers of 16.
+# Whether a sum fits vector registers while rows are added to it. AVX has 16 registers of 8 float32, together
+# 128 values, and AVX-512 32 registers of 16. For other widths the plain loop is as fast or much faster: 11
+# instead of 69 ns an id for rows of 136 values, and 1.8 instead of 6.1 for rows of 20.
 IN_REGISTERS = DIM % 8 == 0 and DIM <= 128
 
 
@@ -46,6 +51,7 @@ def adding(factor, ahead):
             for k in range(DIM):
                 store_f32(to, k, float32(0))
         for at in range(start, end):
+            # Up to n and not to `end`: a bag may have few ids, and the rows of the next bag follow.
             if ahead != 0 and at + ahead < n:
                 code = int64(read_u32(codes, at + ahead))
                 next_row = read_i64(bases, code >> shift) + (code & low) * (4 * DIM)
@@ -70,7 +76,8 @@ def adding_in_registers(factor, ahead):
     The compiler would store the sum of a plain loop after each row and load it again for the next row.
     """
     # LLVM splits the vector over the registers of the machine. Each lane still adds its rows in order, so the
-    # result is bit-identical to that of the plain loop.
+    # result is bit-identical to that of the plain loop. Products and sums carry no fastmath flag, so LLVM
+    # does not fuse them, which would round once instead of twice (decision 1).
     word, number, line = ir.IntType(64), ir.IntType(32), ir.IntType(8).as_pointer()
     vector = ir.VectorType(ir.FloatType(), DIM)
 
@@ -79,6 +86,7 @@ def adding_in_registers(factor, ahead):
         def generate(context, builder, signature, arguments):
             codes, start, end, n, shift, bases, factors, to, goes_on = arguments
             low = builder.sub(builder.shl(word(1), shift), word(1))
+            # This writes LLVM's code directly, so it cannot use the helpers `prefetch` and `load_f32`.
             fetch = cgutils.get_or_insert_function(
                 builder.module,
                 ir.FunctionType(ir.VoidType(), [line, *[number] * 3]),
@@ -88,7 +96,7 @@ def adding_in_registers(factor, ahead):
             def load(kind, address, index):
                 place = builder.gep(builder.inttoptr(address, kind.as_pointer()), [index])
                 value = builder.load(place)
-                value.align = 1
+                value.align = 1  # rows may lie at any address, for example inside a received message
                 return value
 
             def row_of(code):
@@ -99,6 +107,8 @@ def adding_in_registers(factor, ahead):
             first = builder.select(
                 builder.icmp_signed("!=", goes_on, word(0)), load(vector, to, word(0)), zeros
             )
+            # LLVM's variables are memory at first. It turns this one into registers, because nothing takes
+            # the variable's address.
             total = cgutils.alloca_once_value(builder, first)
             with cgutils.for_range_slice(builder, start, end, word(1), word) as (at, _):
                 if ahead:
@@ -113,6 +123,8 @@ def adding_in_registers(factor, ahead):
                 code = builder.zext(load(number, codes, at), word)
                 values = load(vector, row_of(code), word(0))
                 if factor:
+                    # LLVM multiplies only vectors by vectors, so the factor is copied to all lanes: it is put
+                    # into lane 0, and a shuffle with a mask of zeros repeats lane 0.
                     by = load(ir.FloatType(), factors, at if factor == "place" else code)
                     one = builder.insert_element(ir.Constant(vector, ir.Undefined), by, number(0))
                     lanes = ir.Constant(ir.VectorType(number, DIM), [0] * DIM)
@@ -160,7 +172,9 @@ def merge(inverse, n, shift, gradients, ends, bags, weights, scales, sums):
     The arguments are those of the two kernels.
     """
     # As in `merge` of row_sums.py, the first gradient of an id begins its sum, and 0 is added so that -0
-    # becomes 0.
+    # becomes 0. An id occurs for the first time if its position is the number of sums that have a value,
+    # because positions are given in the order of first occurrence. A missing scale or weight is 1, since a
+    # multiplication by 1 changes no bit, and one loop then serves all cases.
     low = (int64(1) << shift) - 1
     at = int64(0)
     for b in range(bags):
@@ -219,6 +233,7 @@ def merge_by_row(inverse, n, shift, gradients, ends, bags, scales, sums, groups,
     for i in range(n):
         code = int64(read_u32(inverse, i))
         number = load_i64(offsets, code >> shift) + (code & low) + 2
+        # The cast back, here and below: in numba the sum of two uint32 is a uint64.
         store_u32(work, number, uint32(load_u32(work, number) + uint32(1)))
     total = uint32(0)
     for number in range(count + 2):
@@ -239,6 +254,8 @@ def merge_by_row(inverse, n, shift, gradients, ends, bags, scales, sums, groups,
         begun = load_i64(sums, group * 2 + 1)  # sums that an earlier feature of the batch has begun
         for place in range(load_i64(offsets, group + 1) - first):
             start, end = load_u32(work, first + place), load_u32(work, first + place + 1)
+            # The batch may have several features, with a call for each. A row without bags occurs only in the
+            # others: it has its sum already, or gets it later, and must not be cleared or counted here.
             if start < end:
                 row, goes_on = rows + place * (4 * DIM), int64(place < begun)
                 if scales == 0:

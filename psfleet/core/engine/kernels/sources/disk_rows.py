@@ -24,20 +24,28 @@ from psfleet.core.engine.kernels.hashing import mix
 from psfleet.core.engine.kernels.intrinsics import (helper, kernel, load_i64, load_u32, read_i64, store_i64,
                                         store_u32)
 
-AHEAD = 24
-PAGE = 4096
-FREE, IDLE, MOST = 0, 1, 8  # values of `uses`: no row; a row without recent uses; up to 7 recent uses
+AHEAD = 24  # ids between the prefetch of an index line and its use, as in index.py
+PAGE = 4096  # bytes; transfers past the page cache begin and end at multiples of it
+# Values of `uses`: no row; a row without recent uses; up to 7 recent uses. The limit lets a row that was used
+# very often leave after a few rounds of `sweep` without a use. No other limit has been compared with 7.
+FREE, IDLE, MOST = 0, 1, 8
 FOUND, UNKNOWN, HAND = range(3)  # positions in `counts`
-READ, WRITE, AT_ONCE = 0, 1, 128  # operations of `transfer`, and the limit of requests in flight
+# Operations of `transfer`, and the limit of requests in flight. With 128, reads ran at the speed of the disk,
+# 63,000 a second (benchmarks/README.md).
+READ, WRITE, AT_ONCE = 0, 1, 128
 REQUEST, EVENT = 64, 32  # bytes of Linux's struct iocb and struct io_event
-# Numbers of the system calls io_setup, io_submit and io_getevents, or -1 on another processor.
+# Numbers of the system calls io_setup, io_submit and io_getevents, or -1 on another processor. libc has no
+# functions for them. io_uring is as fast, but containers often forbid it (decision 30).
 SETUP, SUBMIT, EVENTS = {"x86_64": (206, 209, 208), "aarch64": (0, 2, 4)}.get(
     platform.machine(), (-1, -1, -1)
 )
-INTERRUPTED = 4
+INTERRUPTED = 4  # the errno EINTR
+# Types of array arguments. Other kernels take addresses, which are faster (intrinsics.py). Here the gain is
+# small beside a read of the disk, and some kernels need the lengths of the arrays.
 BYTES, NUMBERS = types.Array(types.uint8, 1, "C"), types.Array(types.int64, 1, "C")
 
 call_kernel = types.ExternalFunction("syscall", int64(int64, int64, int64, int64, int64, int64))
+# The address of errno, which is a macro in C. `syscall` returns only -1 for any error.
 error_place = types.ExternalFunction("__errno_location", int64())
 read_at = types.ExternalFunction("pread", int64(int32, int64, int64, int64))
 write_at = types.ExternalFunction("pwrite", int64(int32, int64, int64, int64))
@@ -68,7 +76,7 @@ def look(d, ids, n, far, uses, cold, counts):
             uses[slot] = min(max(uses[slot], IDLE) + 1, MOST)
         else:
             unknown += 1
-    counts[FOUND] += there
+    counts[FOUND] += there  # grows for as long as the table exists, as a metric; UNKNOWN is of this call
     counts[UNKNOWN] = unknown
     return away
 
@@ -91,6 +99,7 @@ def fetch(d, ids, far, uses, there, live, owners, slots, places):
     for i in range(len(ids)):
         if i + AHEAD < len(ids):
             prefetch_line(d, ids[i + AHEAD])
+        # Not `find_fast`, which returns the slot but not the entry that has to be changed.
         line, entry = place_of(d, mix(uint64(ids[i])))
         slot = int64(load_u32(line, 8 + entry))
         if slot < far:  # the id occurred before, and its row has moved
@@ -150,8 +159,9 @@ def sweep(d, uses, most, slots, counts):
     slots: written: the slots (row positions) of the chosen rows. counts[HAND]: the slot where the last
     sweep ended, after which this sweep starts.
     """
-    # This is the CLOCK algorithm, an approximation of "least recently used". `uses` is at most MOST, so after
-    # MOST + 1 rounds every row has been chosen.
+    # This is the CLOCK algorithm, an approximation of "least recently used". `uses` is at most MOST, so every
+    # row has been chosen after MOST rounds. The limit, one round more, only ends the loop if there are fewer
+    # than `most` rows. The hand passes over slot 0, which never has a row.
     end, hand, n, steps = load_i64(d, NEXT_SLOT), counts[HAND], 0, 0
     while n < most and steps < (MOST + 1) * end:
         hand = hand + 1 if hand + 1 < end else 1
@@ -190,7 +200,7 @@ def ask(context, request, file, operation, number, address, size, offset):
     request: address of the iocb. number: comes back in the event. address, size, offset: memory, bytes, and
     position in the file.
     """
-    if context == 0:
+    if context == 0:  # io_setup failed, or the processor has no numbers above
         if operation == READ:
             return int64(read_at(file, address, size, offset) == size)
         return int64(write_at(file, address, size, offset) == size)
@@ -254,7 +264,8 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
             number = next_range * AT_ONCE + k
             if ask(context, request, file, operation, number, place, last - first, first) == 0:
                 return complete
-            # Without a context the range is done already. Write its event here, as Linux would.
+            # Without a context the range is done already, so write its event here, as Linux would. With one,
+            # Linux overwrites the event later.
             store_i64(request_addresses, batch, request)
             store_i64(events, 4 * batch, number)
             store_i64(events, 4 * batch + 2, last - first)
@@ -268,6 +279,8 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
                 if entries <= 0:
                     return complete
                 at += entries
+            # Wait for many events, which saves system calls, but not for all: the disk works on other
+            # requests while this loop copies rows and submits new requests.
             least = min(next_range - complete, AT_ONCE // 2)
             count = call_kernel(EVENTS, context, least, AT_ONCE, events, 0)
             if count < 0 and load_u32(error_place(), 0) == INTERRUPTED:
@@ -278,12 +291,13 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
             number = load_i64(events, 4 * e)
             i, k = number // AT_ONCE, number % AT_ONCE
             start = offsets[i] & (PAGE - 1) if pages != 0 else 0
-            # A read of the file's last page may return fewer bytes. That is no error as long as the range is
-            # complete.
+            # A read may return fewer bytes than whole pages if the file ends within a page. That is no error
+            # as long as the range is complete. (The files of DiskArena consist of whole pages.)
             if load_i64(events, 4 * e + 2) < start + sizes[i]:
                 return complete
             if pages != 0:
                 source = pages + k * room + start
+                # By words of 4 bytes: a row consists of them, and may begin at any of them.
                 for word in range(sizes[i] >> 2):
                     store_u32(places[i], word, load_u32(source, word))
             store_i64(idle, free, k)

@@ -19,21 +19,24 @@ from psfleet.core.engine.kernels.hashing import mix
 from psfleet.core.engine.kernels.intrinsics import (OPTIONS, helper, load_i64, load_packed_i8, read_i64,
                                         store_i64)
 
-# fmt: off
 # Positions in `fields`, which `read` writes: the range of the layout in the message, fields of
 # psfleet.v1.Header, and the offset of the payload. A field that the message does not have is 0.
 (LAYOUT, LAYOUT_END, WORKER, INCARNATION, SEQUENCE, SAMPLES, HAS_LOSS, LOSS, CLOCK, LEASES, LEASE_SAMPLES,
  SKIPPED, PROGRESS, PROGRESS_END, HAS_LANE, GENERATION, TURN, PAYLOAD, CUT, CUT_AFTER) = range(20)
 FIELDS = 20
-DAMAGED = -1  # in place of an offset or position: the message ends too soon or has an unknown field
+# In place of an offset or position: the message ends too soon or has an unknown field. No offset is below 0,
+# so the checks that follow fail too, and one check at the end of a field is enough.
+DAMAGED = -1
 # Positions in a table's block, an array of int64 with all that calls need: the addresses of the table's
 # kernels `push` and `pull` and of its index's descriptor, then the last arguments of both kernels. Floats are
-# stored as their bits.
+# stored as their bits. Kernels differ by rule and width; called by address, they need no wrapper compiled for
+# each. The address is that of the machine code behind numba's entry for Python, which would release the GIL.
 PUSH, PULL, INDEX, KIND, LOW, SPAN, STREAM, RING, LANES = range(9)
 
 
 def quick(signature):
     """Return a decorator for a function that Python calls, as `kernel` does, but keeping the GIL."""
+    # Compiled without an entry point for C, which would only take time.
     return njit(signature, cache=True, no_cfunc_wrapper=True, **{**OPTIONS, "nogil": False})
 
 
@@ -79,8 +82,9 @@ def place_of(key):
     The key is field << 3, that of a varint.
     """
     # A protobuf key is field << 3 | kind, where kind is 0 for a varint, 1 for 8 bytes and 2 for bytes. The
-    # numbers of the fields are those of Header in protos/psfleet/v1/frame.proto.
-    if key <= 24:
+    # numbers of the fields are those of Header in protos/psfleet/v1/frame.proto. The other fields belong to
+    # calls that are never plain: of rounds, of traces, of processes without a seat, and replies.
+    if key <= 24:  # and at least 8, since the caller excludes 0 and the other kinds
         return WORKER + (key >> 3) - 1  # worker, incarnation, sequence
     if key == 6 << 3:
         return SAMPLES
@@ -110,11 +114,14 @@ def read_header(message, at, end, fields):
             at += 8
         elif key == 18 << 3 | 2:  # progress
             start, at = bytes_at(message, at, end)
+            # The positions are stored even if damaged. The check below then refuses the message, and its
+            # fields are not used.
             store_i64(fields, PROGRESS, start)
             store_i64(fields, PROGRESS_END, at)
         elif key == 9 << 3 | 2:  # lane: generation, then turn
             # A submessage of at least 11 bytes: key 9 and 8 bytes of the generation, key 16 and a varint.
-            # protobuf allows other orders; the ordinary path reads those.
+            # protobuf allows other orders; the ordinary path reads those. A damaged field has the length 0
+            # here, and a damaged turn ends at DAMAGED and not at `stop`.
             start, stop = bytes_at(message, at, end)
             if (
                 stop - start < 11
@@ -131,8 +138,8 @@ def read_header(message, at, end, fields):
         else:
             place = place_of(key) if key & 7 == 0 and key > 0 else DAMAGED
             value, at = number_at(message, at, end)
-            # The worker is a uint32 in the header. After a damaged varint `at` is DAMAGED, which is checked
-            # below.
+            # The worker is a uint32 in the header; the other fields have 64 bits. After a damaged varint `at`
+            # is DAMAGED, which is checked below.
             if place == DAMAGED or (place == WORKER and value >= 1 << 32):
                 return False
             store_i64(fields, place, value)
@@ -152,8 +159,9 @@ def read(message, size, fields):
     #     key 10   header    fields that differ: a second part of the same protobuf field, which merges both
     #     key 26   filling   optional
     #     key 18   payload   optional, ends the message
-    for place in range(FIELDS):
+    for place in range(FIELDS):  # all calls share the array, so it has the fields of the call before
         store_i64(fields, place, 0)
+    # The shortest message has two keys and two lengths. This also allows `byte_at` to read the first byte.
     if size < 4 or byte_at(message, 0) != 10:
         return 0
     start, end = bytes_at(message, 1, size)
@@ -182,7 +190,8 @@ def unknown(block, ids, count):
     block: address of the table's block, the arguments that are the same in each call. ids: address of int64
     [count].
     """
-    # All pairs are compared, which is faster than a hash table for the few ids of a small call.
+    # All pairs are compared, which is faster than a hash table for the few ids of a small call: at most 64
+    # (_FEW of tables/row_update.py).
     d, missing = load_i64(block, INDEX), 0
     for i in range(count):
         id_ = read_i64(ids, i)
@@ -203,7 +212,7 @@ def _kernel_call(count, floats):
     """
 
     # numba compiles a function to int32 status(result *, error **, arguments...). Kernels raise no errors, so
-    # the status is ignored.
+    # the status is ignored. Both pointers must be valid all the same, even for a kernel without a result.
     @intrinsic
     def call(context, address, *arguments):
         def generate(context, builder, signature, values):
