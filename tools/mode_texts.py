@@ -17,7 +17,7 @@ _ENUM = re.compile(r"(?<=^enum Mode {\n).*?(?=^})", re.MULTILINE | re.DOTALL)
 _TABLE = re.compile(
     r"(?<=^<!-- Generated from psfleet/core/engine/consistency.py. -->\n).*?\n(?=\n)", re.M | re.S
 )
-_HEAD = """| mode | a push | a pull | guaranteed | not guaranteed | settings |
+_HEAD = """| mode | a push | a pull is answered | guaranteed | drawback | settings |
 |---|---|---|---|---|---|
 """
 

@@ -40,10 +40,10 @@ class ModeGuide:
     """Description of a mode: its row in the table of modes in docs/strategies.md.
 
     Attributes:
-        push: Handling of a push.
-        pull: Condition for which a pull waits.
+        push: What happens to a push.
+        pull: When a pull is answered.
         promise: Guarantees of the mode.
-        price: Guarantees that the mode lacks.
+        price: Disadvantages of the mode.
     """
 
     push: str = ""
@@ -241,9 +241,9 @@ class AsyncMode(ConsistencyMode):
     number = 2
     guide = ModeGuide(
         "is applied when it arrives",
-        "is answered at once",
+        "at once",
         "each push counts once; a worker sees its own pushes",
-        "any bound on how far workers are apart; the same bits twice",
+        "workers may drift apart without a limit; results differ from run to run",
     )
 
 
@@ -256,10 +256,10 @@ class SyncMode(ConsistencyMode):
     number = 1
     has_rounds = True
     guide = ModeGuide(
-        "is held; the mean of all workers' pushes is one update",
-        "waits for the round",
-        "the same bits for any number of servers, order and faults",
-        "that a fast worker never waits",
+        "waits until every worker has pushed; the mean of these pushes is one update",
+        "after this update",
+        "the same bits for any number of servers, any order of messages, and after faults",
+        "every worker waits for the slowest",
     )
 
 
@@ -275,10 +275,10 @@ class SspMode(ConsistencyMode):
     main_setting = "staleness"
     a_sync: ClassVar = {"staleness": "staleness"}
     guide = ModeGuide(
-        "as in async",
-        "waits while this worker is more than `staleness` pushes ahead of the slowest",
-        "that bound, at every answer of every server",
-        "the same bits twice",
+        "is applied when it arrives",
+        "as soon as this worker is at most `staleness` pushes ahead of the slowest",
+        "as async; no pull is answered while its worker is further ahead",
+        "fast workers wait; results differ from run to run",
     )
 
 
@@ -305,10 +305,10 @@ class GeoMode(ConsistencyMode):
     a_sync: ClassVar = {"k_steps": "k_steps"}
     a_sync_off = (0, -1)
     guide = ModeGuide(
-        "updates the worker's local copies; every `k_steps`-th sends the changes",
-        "mostly read from the copies",
+        "updates the worker's own copies; every `k_steps`-th push sends their changes to the servers",
+        "mostly from the copies, without a call",
         "every change is added once",
-        "unsent changes of a worker that dies are lost; each worker has its own optimizer state",
+        "a worker that dies loses the changes that it has not sent; each worker has its own optimizer state",
     )
 
 
@@ -327,8 +327,9 @@ class HalfAsyncMode(ConsistencyMode):
     a_sync: ClassVar = {"max_merge_var_num": "max_merge", "send_queue_size": "queue_size"}
     a_sync_off = (1,)
     guide = ModeGuide(
-        "waits in a queue; up to `max_merge` are summed into one",
-        "is answered at once, without queued pushes",
-        "each gradient is in one push, once; at most `queue_size` wait",
-        "that a worker sees its own last gradients",
+        "waits in the worker's queue, which holds up to `queue_size`; a thread sums up to `max_merge` and "
+        "sends the sum",
+        "at once",
+        "each gradient is sent once",
+        "a worker may not see its own last gradients yet; results differ from run to run",
     )
