@@ -4,6 +4,7 @@ PSFLEET_TORTURE flips all bits of a log; otherwise it is one of each byte.
 """
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from psfleet_server.coordinator.barriers import Arrival
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.log import LogHeader, ServerLog, records
 from psfleet_server.durability.recovery import Journal
+from tests.programs import ended
 from tests.server.seating import register
 
 DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))
@@ -145,6 +147,26 @@ def test_no_reply_goes_before_its_record_is_on_the_disk(
             log.settle(log.end)
         log.close()
     assert not synced
+
+
+@pytest.mark.parametrize("step", ["settle(log.end)", "turn(1)"])
+def test_a_failed_sync_ends_the_process(tmp_path: Path, step: str) -> None:
+    """A later sync could succeed without the lost pages. Here the descriptor of the log becomes one that the
+    system cannot sync."""
+    script = (
+        "import os, pathlib, sys",
+        "from psfleet_server.durability.log import LogHeader, ServerLog",
+        "log = ServerLog(pathlib.Path(sys.argv[1]), LogHeader(job='j'), fsync=True)",
+        "log.forget()",
+        "log.append(10, [])",
+        "os.dup2(os.open(os.devnull, os.O_RDWR), log._file)",
+        f"log.{step}",
+        "print('lives on')",
+    )
+    process = ended([sys.executable, "-c", "\n".join(script), tmp_path / "log"])
+    assert process.returncode == 1
+    assert process.stdout == ""
+    assert "cannot be synced to disk: Invalid argument" in process.stderr
 
 
 def test_repeats_get_the_reply_of_before(tmp_path: Path) -> None:

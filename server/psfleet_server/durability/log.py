@@ -18,6 +18,7 @@ Open this file to see how bytes reach the disk and are read back. `records.py` d
 `recovery.py` replays them, and `log_place.py` handles full disks and the page cache.
 """
 
+import contextlib
 import io
 import os
 import re
@@ -202,7 +203,8 @@ class ServerLog:
         os.lseek(self._file, self._end, os.SEEK_SET)
         # Records of the earlier process may be in the page cache only. New records build on them, so they
         # must be as durable as the new ones.
-        os.fsync(self._file)
+        if self._fsync:
+            self._sync()
         self._synced = self._end
 
     def forget(self) -> int:
@@ -240,7 +242,7 @@ class ServerLog:
             # longer sync it. And if the new file reached the disk before the end of the old one, a loss of
             # power could leave a gap between the two files.
             if self._fsync:
-                os.fdatasync(self._file)
+                self._sync()
             # Created before the old file is closed: if that fails, the log simply goes on in the old file.
             # Not `_patiently`, because only this snapshot is then given up, but a wait would stop all pushes.
             self._create(path, header)
@@ -353,15 +355,7 @@ class ServerLog:
                     return
                 # Read before the sync: records that are appended during it may not be on the disk afterwards.
                 position, began = self.end, time.perf_counter_ns()
-                try:
-                    os.fdatasync(self._file)
-                except OSError as error:
-                    # End the process, because it is unknown which bytes the disk holds. A second sync would
-                    # not tell: after an error the kernel may mark the lost pages as clean, so that the next
-                    # sync succeeds without writing them.
-                    failure = f"log {str(self.path)!r} cannot be synced to disk"
-                    _log.critical(f"{failure}: {error.strerror}")
-                    os._exit(1)
+                self._sync()
                 self._synced = position
                 duration = time.perf_counter_ns() - began
                 self.syncs.counts[duration.bit_length()] += 1
@@ -369,6 +363,20 @@ class ServerLog:
         finally:
             if span is not None:
                 span.end()
+
+    def _sync(self) -> None:
+        """Wait until the present file is on the disk. If that fails, end the process."""
+        try:
+            os.fdatasync(self._file)
+        except OSError as error:
+            # It is unknown which bytes the disk holds. A second sync would not tell: after an error the
+            # kernel may mark the lost pages as clean, so that the next sync succeeds without writing them.
+            # So the process ends. Dropped from the page cache, the lost pages do not pass for records on the
+            # disk when the next process reads the log and acknowledges what it finds.
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
+            _log.critical(f"log {str(self.path)!r} cannot be synced to disk: {error.strerror}")
+            os._exit(1)
 
     def remove(self) -> None:
         """Close the log and delete its files."""
