@@ -30,6 +30,7 @@ from tests.server.seating import register
 DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))
 SPARSE = TableSpec("s", "sparse", (2,), make_rule("adam", {}), seed=5)
 HEADER = LogHeader(job="j")
+PAGE, HEAD = 4096, 20  # bytes of a page of the disk, and of a record's head
 ALL = bool(os.environ.get("PSFLEET_TORTURE"))
 
 
@@ -266,15 +267,60 @@ def test_records_cannot_move(tmp_path: Path) -> None:
             list(records(path))
 
 
-def test_zeros_at_the_end_are_a_torn_tail(tmp_path: Path) -> None:
-    """A machine without power may leave a file longer than what was written."""
+def test_zeros_at_the_end_are_a_torn_tail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A machine without power may leave a file longer than what was written. The server says that it has cut
+    off the rest, once."""
     path = tmp_path / "log"
     whole, states = small(path)
     path.write_bytes(whole + bytes(5000))
-    log, shard, _ = kept(path)
+    for _ in range(2):
+        log, shard, _ = kept(path)
+        log.close()
+        assert content(shard) == states[-1][1]
+    assert caplog.messages == [
+        f"log {str(path)!r} ended in an incomplete record, which was never acknowledged: its 5,000 bytes "
+        "are cut off"
+    ]
+
+
+def whole_records(path: Path, content: bytes) -> int | None:
+    """The number of records that a log file with this content has, or None if the file is refused."""
+    path.write_bytes(content)
+    try:
+        return len(list(records(path))) - 1
+    except LogError:
+        return None
+
+
+def test_only_the_last_record_may_lack_pages(tmp_path: Path) -> None:
+    """A loss of power leaves any pages of the last record unwritten, and it is cut off. A record with another
+    one behind it is not, and neither is one with a changed bit."""
+    log = ServerLog(tmp_path / "log", HEADER)
+    log.forget()
+    dice = np.random.default_rng(0)
+    # The head of the last record is on two pages, and its body ends within the fifth page after them.
+    for size in (10_000, 4 * PAGE - 10_000 - 10 - log.end - 2 * HEAD, 4 * PAGE + 1000):
+        log.append(1, [dice.bytes(size)])
     log.close()
-    assert log.torn == 5000
-    assert content(shard) == states[-1][1]
+    whole = log.path.read_bytes()
+    ends = [end for _, _, end, _ in records(log.path)]
+    assert ends[2] == 4 * PAGE - 10
+    pages = range(PAGE, len(whole), PAGE)
+    assert len(pages) == 8
+    for start in pages:
+        before = sum(end <= start for end in ends[1:])
+        size = min(PAGE, len(whole) - start)
+        head, tail = whole[:start], whole[start + size :]
+        changed = bytearray(whole)
+        changed[start + 100] ^= 1
+        assert whole_records(log.path, head) == before
+        assert whole_records(log.path, head + bytes(len(whole) - start)) == before
+        assert whole_records(log.path, head + bytes(len(whole) - start) + bytes(PAGE)) == before
+        assert whole_records(log.path, bytes(changed)) is None
+        assert whole_records(log.path, bytes(changed) + bytes(PAGE)) is None
+        is_in_body = start >= ends[2] + HEAD
+        assert whole_records(log.path, head + bytes(size) + tail) == (2 if is_in_body else None)
+        assert whole_records(log.path, head + bytes(size) + tail + b"\1" + bytes(HEAD)) is None
 
 
 def test_a_log_of_another_server_is_refused(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ A comment below describes every byte. The checksum of a record's head continues 
 before (the file header's for the first record). A missing, repeated or moved record is therefore detected.
 
 A process that dies while it writes leaves an incomplete record at the end of the file. A machine that loses
-power may leave zeros. Such a *torn tail* is cut off, because its record was never acknowledged. (A file that
-was truncated later looks the same and cannot be distinguished.) Any other difference from the written bytes
-is damage, and the log is refused.
+power may also leave zeros in place of pages that were not written yet. Such a *torn tail* is cut off, because
+its record was never acknowledged. (A file that was truncated or zeroed later looks the same and cannot be
+distinguished.) Any other difference from the written bytes is damage, and the log is refused, as it is if a
+whole record may stand behind the zeros.
 
 Each snapshot begins a new file, named after the snapshot's number. Its header says where the file before it
 ends (`after`), so that a missing file is detected. Once the snapshot is complete, the earlier files are
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from psfleet.core.base import crash_points, files
 from psfleet.core.base.errors import FrameError, LogError, NoRoom
@@ -70,6 +72,7 @@ _LENGTHS = struct.Struct("<III")
 _FIELDS = struct.Struct("<QIB3x")
 _CRC = struct.Struct("<I")
 _HEAD = _FIELDS.size + _CRC.size
+_PAGE = 4096  # bytes that a loss of power leaves written or unwritten together: a block of most file systems
 _MOST_PARTS = 512  # buffers for one writev call; IOV_MAX is 1024
 
 
@@ -133,7 +136,6 @@ class ServerLog:
         first: Path of the first file, which may have been removed since.
         path: Path of the file that is being written.
         tracing: Records spans of writes and syncs, or None without tracing.
-        torn: Size in bytes of the incomplete record at the end of the file that `recover` has cut off, or 0.
         syncs: Histogram of the durations of syncs to the disk, in ns.
     """
 
@@ -165,7 +167,6 @@ class ServerLog:
                     "use another folder"
                 )
         self.path = self.files[max(self.files)]
-        self.torn = 0
         self._before = 0  # bytes of earlier files that this process has written
         # End of the last whole record in `path`, and the chain checksum of its head.
         self._end, self._chain = 0, 0
@@ -197,9 +198,13 @@ class ServerLog:
             self._end, self._chain = end, chain
             if kind:
                 yield kind, body
-        self.torn = os.fstat(self._file).st_size - self._end
-        if self.torn:
+        torn = os.fstat(self._file).st_size - self._end
+        if torn:
             os.ftruncate(self._file, self._end)
+            _log.warning(
+                f"log {str(self.path)!r} ended in an incomplete record, which was never acknowledged: "
+                f"its {torn:,} bytes are cut off"
+            )
         os.lseek(self._file, self._end, os.SEEK_SET)
         # Records of the earlier process may be in the page cache only. New records build on them, so they
         # must be as durable as the new ones.
@@ -472,9 +477,11 @@ def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
             chain = zlib.crc32(head[: _FIELDS.size], chain)
             # A head of zeros is never valid, not even if its chain happens to be 0.
             if _CRC.unpack_from(head, _FIELDS.size) != (chain,) or kind == 0:
-                # A loss of power leaves zeros up to the end of the file. Anything else is damage, because a
-                # process that dies while it writes a head leaves fewer bytes than a head has.
-                if _is_zero(file, head):
+                # A process that dies while it writes a head leaves fewer bytes than a head has. So a torn
+                # head lacks its page, or the second of its two pages. Only zeros may follow it, because
+                # without its length it is unknown whether other bytes belong to this record.
+                second_page = -end % _PAGE
+                if _is_zero(file, head[second_page if second_page < _HEAD else 0 :]):
                     return
                 raise _damaged(path, end)
             # The head is valid, so its length is correct, and the body must be torn.
@@ -483,6 +490,9 @@ def records(path: Path) -> Iterator[tuple[int, memoryview, int, int]]:
             body = np.empty(length, np.uint8)
             file.readinto(body.data)
             if zlib.crc32(body.data) != crc:
+                # Only the last record: records behind it may be acknowledged, and then this one is too.
+                if _lacks_page(body, end + _HEAD) and _is_zero(file):
+                    return
                 raise _damaged(path, end)
             end += _HEAD + length
             yield kind, body.data, end, chain
@@ -549,13 +559,19 @@ def _write(views: list[memoryview], file: int) -> None:
             views[0] = views[0][size:]
 
 
-def _is_zero(file: Any, head: bytes) -> bool:
+def _lacks_page(body: NDArray[np.uint8], offset: int) -> bool:
+    """Return True if `body`, at `offset` in its file, has only zeros on a whole page or on its last one."""
+    starts = range(-offset % _PAGE, len(body), _PAGE)
+    return not all(body[start : start + _PAGE].any() for start in starts)
+
+
+def _is_zero(file: Any, head: bytes = b"") -> bool:
     """Return True if `head` and everything behind it in the file are zeros."""
-    while head:
-        if any(head):
-            return False
+    while not any(head):
         head = file.read(1 << 20)
-    return True
+        if not head:
+            return True
+    return False
 
 
 def _damaged(path: Path, at: int) -> LogError:
