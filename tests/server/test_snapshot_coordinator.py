@@ -117,6 +117,16 @@ def test_a_snapshot_that_waits_for_its_round_gives_way(
     assert (OpenDraft(2, "") in actual) == begins
 
 
+def test_a_snapshot_that_waits_for_workers_gives_way() -> None:
+    """To a change of the fleet, after which the schedule tries again without a word."""
+    play = Play()
+    play.mark()
+    play.coordinator.cut_ended(1, is_made=False)
+    error = failed(play.coordinator.servers_replied())
+    assert isinstance(error, SnapshotPostponed)
+    assert str(error) == "snapshot 1 was not taken: a worker or a server came or went"
+
+
 def test_servers_that_disagree_are_asked_again() -> None:
     """A worker comes to one server before the other; after the time for a cut the snapshot is given up."""
     play = Play()

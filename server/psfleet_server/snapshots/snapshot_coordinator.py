@@ -478,11 +478,11 @@ class SnapshotCoordinator:
         """Continue if server 0 has made its cut. Otherwise the members have changed: give the snapshot up."""
         if number != self._number:
             return []
-        if self.stage is Stage.AWAITING_ROUND:
-            return self._announce() if is_made else self._fail(_changed())
-        # In this stage no cut is made: it needs the marks of all workers, which they send after the stage.
-        if self.stage is Stage.AWAITING_WORKERS and not is_made:
-            return self._fail(CheckpointError(f"snapshot {number} was given up; take it again"))
+        if self.stage is Stage.AWAITING_ROUND and is_made:
+            return self._announce()
+        # While it awaits workers no cut is made: it needs the marks of all workers, which they send later.
+        if self.stage in (Stage.AWAITING_ROUND, Stage.AWAITING_WORKERS) and not is_made:
+            return self._fail(_changed())
         return []
 
     def published(self) -> Instructions:
