@@ -1,5 +1,7 @@
 """What an earlier call or reply with the same segments tells of a later one, tensors in the message."""
 
+import os
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -10,8 +12,10 @@ from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.shard_tables import ShardTables
 from psfleet.core.net import frame, segments
+from psfleet.core.net.segments import TensorRequest
+from psfleet.core.net.shared_memory import FIRST, SharedMemory
 from psfleet.core.net.v1.frame_pb2 import OUTCOME_APPLIED, Frame, Header
-from psfleet_server.rpc.call_layout import MessageLayouts, lay_out
+from psfleet_server.rpc.call_layout import MessageLayouts, lay_out, lay_out_call
 from psfleet_worker.connection.request import ServerRequest
 
 DENSE = TableSpec("dense", "dense", (5,), Adam())
@@ -71,6 +75,26 @@ def test_replies_like_the_one_before_are_read(count: int) -> None:
         assert made.view == view
         np.testing.assert_array_equal(rows, np.full((count, 3), value))
         np.testing.assert_array_equal(dense, np.full(5, value + 1))
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_pull_of_too_much_is_refused(is_shared: bool) -> None:
+    """Every read counts before a value is read: of dense tables too, and of one place in shared memory."""
+    tables = ShardTables(0, 1)
+    dense = TableSpec("large", "dense", (1 << 20,), Adam())
+    for spec, count in (SPARSE, 0), (dense, 1 << 20):
+        tables[spec.key] = tables.make(spec, np.zeros(count, np.float32))
+    memory = None
+    if is_shared:
+        made = SharedMemory.make(8 << 20)
+        assert made is not None
+        memory = made[0]
+        os.close(made[1].descriptor)
+    rows = Read(SPARSE.key, np.zeros(1 << 10, np.int64), "int8")
+    for repeats in ([Read(dense.key)] * 512, [rows] * (171 << 10), [Read(dense.key), rows] * 511):
+        request = TensorRequest(reads=repeats, places=[FIRST] * len(repeats))
+        with pytest.raises(FrameError, match="the limit is 2147483647; pull fewer ids or tables"):
+            lay_out_call(request, memory, tables.shape_of)
 
 
 def test_a_reply_to_other_reads_is_refused() -> None:

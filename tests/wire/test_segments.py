@@ -185,13 +185,6 @@ def test_a_segment_of_the_wrong_kind_is_refused() -> None:
         through([write_read(Read(SPARSE.key))], segments.read_request)
 
 
-def test_a_pull_whose_reply_could_not_travel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The size of the answer is checked before a row of it is made."""
-    monkeypatch.setattr(frame, "MAX_MESSAGE", 40 + 19)
-    with pytest.raises(FrameError, match="asks for 60 bytes of rows"):
-        through([write_read(Read(SPARSE.key, IDS))], segments.read_request)
-
-
 @given(
     st.binary(max_size=300),
     st.lists(

@@ -209,18 +209,13 @@ def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorReque
     """Parse a call's request: a push, a pull, or both.
 
     Raises:
-        FrameError: The segments do not fit the tables or the payload, or the reply would be too long. The
-            reply's size is checked before memory for the reply is allocated.
+        FrameError: The segments do not fit the tables or the payload.
     """
-    request, reply = TensorRequest(), 0
+    request = TensorRequest()
     for segment, spec, cursor in _segments(header, payload, spec_of):
         if segment.content in _READS:
-            read = _read(segment, spec, cursor)
-            request.reads.append(read)
+            request.reads.append(_read(segment, spec, cursor))
             request.places.append(segment.reply)
-            # In float32 even if they are sent compressed, because tables fill float32 arrays first. Dense
-            # values are not counted here; `lay_out` of the server checks the length of the whole message.
-            reply += 0 if read.ids is None else len(read.ids) * spec.dim * 4
         elif request.reads:
             # `gradient_bytes` below and `_MessageLayout` (server/rpc/call_layout.py) rely on this order.
             raise FrameError("the frame has a gradient after a read; gradients come first")
@@ -228,11 +223,6 @@ def read_request(header: Header, payload: Bytes, spec_of: SpecOf) -> TensorReque
             request.gradients.append(_gradient(segment, spec, cursor))
             # At this point the cursor has read only gradients, because gradients come first.
             request.gradient_bytes = cursor.taken
-    if reply > frame.MAX_MESSAGE:
-        raise FrameError(
-            f"the pull asks for {reply} bytes of rows, the limit of a message is "
-            f"{frame.MAX_MESSAGE}; pull fewer ids at a time"
-        )
     return request
 
 

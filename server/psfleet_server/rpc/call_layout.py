@@ -522,7 +522,21 @@ def _array(payload: memoryview, dtype: np.dtype[Any], count: int, at: int) -> ND
 def lay_out_call(
     tensors: TensorRequest, memory: SharedMemory | None, shape_of: Callable[[Read], tuple[int, ...]]
 ) -> CallLayout:
-    """Make the layout of a call from its parsed segments, and of its response if that is in shared memory."""
+    """Make the layout of a call from its parsed segments, and of its response if that is in shared memory.
+
+    Raises:
+        FrameError: The response would be too long, or would end outside the shared memory.
+    """
+    # Before any memory for the response is allocated. Counted in float32 even if values are sent compressed,
+    # because tables fill float32 arrays first. A request may name the same table, ids and place many times,
+    # so the size of the shared memory alone does not limit the response.
+    size = sum(4 * math.prod(shape_of(read)) for read in tensors.reads)
+    limit = max(frame.MAX_MESSAGE, 0 if memory is None else len(memory))
+    if size > limit:
+        raise FrameError(
+            f"the pull asks for {size} bytes of values, the limit is {limit}; pull fewer ids or tables at a "
+            "time"
+        )
     if memory is None:
         return CallLayout(tensors)
     return CallLayout(tensors, lay_out_in(memory, tensors.places, tensors.reads, shape_of))
