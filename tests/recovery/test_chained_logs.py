@@ -1,5 +1,6 @@
 """A log in several files, each of which begins with a snapshot."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,11 @@ from psfleet.core.engine.shard.events import BeginCut, Join, Push, WriteSnapshot
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.shard.snapshot_cuts import PendingCut
 from psfleet.core.engine.tables.dense import DenseTable
+from psfleet.core.net.server_state import ServerState
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.inspect_log import replay, verify
 from psfleet_server.durability.log import LogHeader, ServerLog, files_of, records
-from psfleet_server.durability.records import server_state
+from psfleet_server.durability.records import write_coordinator
 from psfleet_server.durability.recovery import Journal
 from tests.server.seating import register
 
@@ -49,15 +51,21 @@ class Server:
             values = np.random.default_rng(number).standard_normal(3, np.float32)
             self.shard.handle(Push(0, 1, number, (Gradient(DENSE.key, values, None, 0.1),)), "push")
 
-    def snapshot(self, number: int, *, complete: bool) -> None:
-        """Cut here; write the snapshot, or leave it incomplete."""
+    def snapshot(
+        self,
+        number: int,
+        *,
+        complete: bool,
+        decisions: Callable[[Coordinator], bytes | None] = write_coordinator,
+    ) -> None:
+        """Cut here; write the snapshot, with these decisions of the coordinator, or leave it incomplete."""
         cutting = PendingCut(number, members={})
         [kept] = [
             i for i in self.shard.handle(BeginCut(cutting), "begin") if isinstance(i, WriteSnapshot)
         ]
         path = own_place(self.snapshots, number)
         if complete:
-            state = server_state(kept.frozen.state, self.coordinator)
+            state = ServerState(kept.frozen.state, decisions(self.coordinator))
             with SnapshotDraft(path) as draft:
                 file = write_frozen(draft.folder, kept.frozen, state)
                 draft.finish(Manifest((DENSE,), (file,), CutPosition(number, "async")))
@@ -138,6 +146,25 @@ def test_damage_between_files_is_noticed(tmp_path: Path) -> None:
     second.write_bytes(later)
     first.unlink()
     with pytest.raises(LogError, match="goes on from snapshot 1, which cannot be had"):
+        Server(tmp_path)
+
+
+@pytest.mark.parametrize("decisions", [None, b"of another version"])
+def test_a_snapshot_that_no_server_can_start_from(tmp_path: Path, decisions: bytes | None) -> None:
+    """Its state is found to be useless before a table is loaded: the log before the snapshot is used, or the
+    server refuses to start in a sentence."""
+    server = Server(tmp_path)
+    server.begin()
+    server.push(1, 2)
+    server.snapshot(1, complete=True, decisions=lambda _: decisions)
+    server.push(3)
+    expected = server.content()
+    server.log.close()
+    again = Server(tmp_path)
+    assert again.content() == expected
+    again.taken.shorten(1)
+    again.log.close()
+    with pytest.raises(LogError, match=r"snapshot 1, which cannot be had: .*snapshot"):
         Server(tmp_path)
 
 

@@ -69,7 +69,7 @@ def begin(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | 
         Number of the snapshot, or 0 if the log begins without one.
 
     Raises:
-        LogError: The log begins with a snapshot that is missing.
+        LogError: The log begins with a snapshot that is missing or cannot be read.
     """
     files, why = files_of(first), ""
     for number in sorted(files, reverse=True):
@@ -80,15 +80,18 @@ def begin(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | 
             continue
         try:
             snapshot = Snapshot(own_place(snapshots, number))
+            with reading(snapshot.path):
+                state = _checked_state(snapshot, shard.index)
         except (CheckpointError, OSError) as error:
             # If this snapshot was never completed, for example because the server died, the log's earlier
-            # files are still there: only a complete snapshot removes them. Snapshot checks every byte, so
-            # damage is found here, while the shard is still empty and an earlier snapshot can be tried.
+            # files are still there: only a complete snapshot removes them. Snapshot checks every byte, and
+            # the state is decoded, so damage or another version is found while the shard is still empty and
+            # an earlier snapshot can be tried.
             why = why or f": {error}"  # of the newest snapshot, the one to restore
             continue
         for event in snapshot.events(shard.index, shard.servers, own=True):
             replay(shard, event)
-        _become(snapshot.server(shard.index), shard, coordinator)
+        _become(state, shard, coordinator)
         return number
     raise LogError(
         f"log {str(first)!r} goes on from snapshot {min(files, default=0)}, which cannot be had{why}; "
@@ -138,11 +141,18 @@ def check_restart(snapshot: Snapshot) -> None:
     Raises:
         CheckpointError: A part of the state cannot be read.
     """
-    # Into throwaway objects. One worker fits any job, because `become` replaces the coordinator's seats.
     with reading(snapshot.path):
         for index in range(len(snapshot.manifest.files)):
-            list(snapshot.specs(index))
-            _become(snapshot.server(index), Shard(), None if index else Coordinator(1))
+            _checked_state(snapshot, index)
+
+
+def _checked_state(snapshot: Snapshot, index: int) -> ServerState:
+    """Return a server's state without its tables, once it is certain that a server can start from it."""
+    list(snapshot.specs(index))
+    state = snapshot.server(index)
+    # Into throwaway objects. One worker fits any job, because `become` replaces the coordinator's seats.
+    _become(state, Shard(), None if index else Coordinator(1))
+    return state
 
 
 def go_on_from(path: str, shard: Shard, coordinator: Coordinator | None) -> ServerState | None:
