@@ -200,6 +200,22 @@ def test_with_one_server_a_sync_step_is_one_call(
         runtime.close()
 
 
+def test_waiting_for_a_push_leaves_a_newer_one_its_pull(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer push still leaves with the next pull, in one call."""
+    monkeypatch.setattr(push_queue, "LINGER", 60.0)
+    runtime = connect(server)
+    runtime.create(ROWS)
+    gradients = [Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)]
+    first = runtime.push(gradients)
+    runtime.push(gradients)
+    first.wait()
+    runtime.pull([Read(ROWS.key, IDS)])
+    assert sum(server.host.latencies.shown["exchange"].times.counts) == 1
+    runtime.close()
+
+
 def test_a_call_is_taken_once(server: Server) -> None:
     """A call that comes again names places that may be another's by then; it is refused."""
     runtime = connect(server)

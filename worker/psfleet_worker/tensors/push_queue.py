@@ -187,8 +187,10 @@ class FleetPush:
             UsageError: A server has refused the push.
         """
         self._pushes.check_process()
-        # This push may still wait for a pull, which the caller of `wait` cannot make meanwhile.
-        self._pushes.send()
+        # This push may still wait for a pull, which the caller of `wait` cannot make meanwhile. A newer push
+        # goes on waiting.
+        if not self.calls:
+            self._pushes.send()
         try:
             replies_of(self.calls, timeout)
         except UsageError as error:
