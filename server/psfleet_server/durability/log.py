@@ -156,7 +156,7 @@ class ServerLog:
         chaos = crash_points.chaos()
         self._disk_fault = None if chaos is None else chaos.DiskFullFault(header.server)
         self._disk = LogDisk(tell)
-        if not files_of(path):
+        if not self.files:
             self._patiently(lambda: self._create(path, header))
         for file in self.files.values():
             present = read_header(file)
@@ -166,7 +166,7 @@ class ServerLog:
                     f"log {str(file)!r} is of {_words(present)}, this process is {_words(header)}; "
                     "use another folder"
                 )
-        self.path = self.files[max(self.files)]
+            self.path = file  # in the end the last one, which is written
         self._before = 0  # bytes of earlier files that this process has written
         # End of the last whole record in `path`, and the chain checksum of its head.
         self._end, self._chain = 0, 0
@@ -180,7 +180,7 @@ class ServerLog:
 
     @property
     def files(self) -> dict[int, Path]:
-        """Files of the log, by number of the snapshot that begins each file. The first file has number 0."""
+        """Present files of the log, as `files_of` returns them. Each access lists the log's folder."""
         return files_of(self.first)
 
     def recover(self, since: int = 0) -> Iterator[tuple[int, memoryview]]:
@@ -264,13 +264,14 @@ class ServerLog:
         """Remove the files before the file of snapshot `number`. Call it when the snapshot is complete."""
         # No such file if this log was begun after the cut, as by a new standby or after a move of rows. Its
         # other files do not belong to the snapshot.
-        if number not in self.files:
+        present_files = self.files
+        if number not in present_files:
             return
         # Oldest first: if this process dies before the last one is removed, the remaining files are still
         # consecutive.
-        for number_of_file in sorted(self.files):
+        for number_of_file, path in present_files.items():
             if number_of_file < number:
-                self.files[number_of_file].unlink()
+                path.unlink()
                 crash_points.reach("shortened")
 
     def append(self, kind: int, parts: Sequence[Part]) -> None:
@@ -548,7 +549,7 @@ def _write_private(path: Path, content: bytes) -> None:
 
 def _write(views: list[memoryview], file: int) -> None:
     """Write all buffers, in as many writev calls as necessary."""
-    views = [view for view in views if view.nbytes]
+    views = [*views]  # the caller's list stays as it is
     while views:
         size = os.writev(file, views[:_MOST_PARTS])
         # writev may write only a part: drop the buffers that are written, and cut the one that is partly

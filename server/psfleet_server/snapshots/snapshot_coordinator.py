@@ -634,7 +634,7 @@ class SnapshotCoordinator:
             standing.incarnations != first.incarnations for standing in standings
         ):
             self._enter(Stage.DISAGREEING, _RETRY)
-            return self.time_passed() if self.is_stopping else []
+            return []
         warnings = self._choose_base(standings) if now.request.delta else []
         cutting = now.cutting()
         now.members = dict(first.incarnations)

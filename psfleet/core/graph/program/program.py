@@ -62,7 +62,8 @@ class Program:
         after_step: Functions to call after each run with an update, with the number of steps so far.
         random_seed: Seed of initial values and dropout masks.
         for_test: True if dropout is off and nothing is updated.
-        step: Number of training runs so far.
+        step: Number of runs and of eager backward passes so far, with or without updates. Tests do not count:
+            runs of a program that is `for_test`, or that shows averages in place of its weights.
         memory: State that operations such as auc keep from one run to the next, by variable name.
         observed: Statistics that operations such as batch_norm have stored in this run, by variable name: for
             each moving average (parameter, momentum, value). An update uses and clears them.
