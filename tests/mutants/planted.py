@@ -250,7 +250,11 @@ MUTANTS = (
     ),
     Mutant("if self.changes > self._switches:", "if self.changes >= self._switches:", STREAM),
     # -- tables --------------------------------------------------------------------------------------
-    Mutant("short = rows + more - capacity", "short = rows + more - capacity - 1", ROWS),
+    Mutant(
+        "return max(missing, capacity // _PART) if missing > 0 else 0",
+        "return max(missing - 1, capacity // _PART) if missing > 1 else 0",
+        ROWS,
+    ),
     Mutant("first = max(position, self.next - self._held)", "first = position", ROWS),
     Mutant(
         "if since is not None and since[0] == self._sets:",
@@ -290,5 +294,5 @@ MUTANTS = (
         "lambda: rows_of_snapshot(path, self._form),",
         "tests/serving/test_followers.py",
     ),
-    Mutant("[: 2 if reads else 1]", "[:2]", "tests/serving/test_followers.py"),
+    Mutant("[: 2 if only_reads else 1]", "[:2]", "tests/serving/test_followers.py"),
 )
