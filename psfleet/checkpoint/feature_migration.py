@@ -311,7 +311,6 @@ def _added(table: Table, seed: int) -> TableSpec:
     """Return the definition of a new table: the same that the changed script will create the table with.
 
     Args:
-        table: Table of the features.
         seed: Seed for an initializer without a seed. A script uses the same for all tables.
     """
     start, seed = starting(table.initializer, (None, table.dim), seed, f"table {table.name!r}")
@@ -333,11 +332,6 @@ def _added(table: Table, seed: int) -> TableSpec:
 
 def _taken_over(spec: TableSpec, table: Table, rows: int) -> TableSpec:
     """Return the new definition of a table that is both in the snapshot and in the features.
-
-    Args:
-        spec: Definition in the snapshot.
-        table: Table of the features.
-        rows: Number of rows in the snapshot.
 
     Raises:
         CheckpointError: The rows cannot be used under the new definition.

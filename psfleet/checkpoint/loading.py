@@ -66,7 +66,6 @@ def check_content(folder: Path, manifest: Manifest, contents: Sequence[tuple[Any
 
     Args:
         folder: Folder of the snapshot, for error messages.
-        manifest: Manifest to compare with.
         contents: For each file of the manifest, its opened tensors and its table clocks by table name.
 
     Raises:

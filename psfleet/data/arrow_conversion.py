@@ -123,7 +123,6 @@ def check_schema(schema: Any, features: FeatureSet, labels: Sequence[str], where
 
     Args:
         schema: Arrow schema of the file.
-        features: Features to read.
         labels: Columns with the labels.
         where: Path of the file. Its folders may name further columns, such as `day=3/`.
 
@@ -171,7 +170,6 @@ def rows_of(
 
     Args:
         table: Rows as a pyarrow.Table.
-        features: Features to convert.
         labels: Columns with the labels.
         known_bad: Reasons for rows that are bad already, by their numbers in the table. The cells of these
             rows are null.

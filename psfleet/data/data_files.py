@@ -101,7 +101,6 @@ def with_partition(table: Any, file: str, columns: Sequence[str]) -> Any:
 
     Args:
         table: Content of the file, as a pyarrow.Table.
-        file: Path of the file.
         columns: Requested columns. Only these are added.
     """
     for name, value in partition_of(file).items():

@@ -92,7 +92,6 @@ class PackedBags:
 
         Args:
             array: Present array. Its first `count` values are kept.
-            dtype: Dtype of the values.
             count: Number of values that earlier parts have stored.
         """
         if array.dtype == dtype and len(array) >= self._count:

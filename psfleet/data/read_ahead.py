@@ -29,7 +29,6 @@ class Peekable(Generic[T]):
         next(batches)    # the same item, now consumed
 
     Args:
-        items: Items to yield.
         peek: Function that returns the next item without consuming it and without its side effects. It
             returns None if the next item is unknown or there is none. `next` then returns the same object,
             unless the source has been changed meanwhile.

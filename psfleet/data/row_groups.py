@@ -135,7 +135,6 @@ class RowGroupSource(ABC):
         unreadable.
 
         Args:
-            group: Row group to read.
             names: Columns to read. Columns that the file lacks, because only its folders name them, may be
                 left out.
             rows: Maximum number of rows to yield at a time.
@@ -226,7 +225,6 @@ class RowGroupSource(ABC):
         """Convert rows of a group to features and labels.
 
         Args:
-            group: Row group of the rows.
             records: Rows as Arrow has read them.
             first: Number within the group of the first of these rows.
         """

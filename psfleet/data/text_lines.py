@@ -71,8 +71,6 @@ def read_lines(content: Any, number: int, rows: int, delimiter: str) -> Lines:
 
     Args:
         content: Open file, as an iterator of lines.
-        number: Number of the next line.
-        rows: Number of rows to read.
         delimiter: Delimiter between columns, or "" for libsvm.
     """
     texts: list[bytes] = []
@@ -107,10 +105,8 @@ def csv_cells(
     """Parse lines of CSV or TSV into columns of texts.
 
     Args:
-        lines: Lines of the rows.
         columns: All columns of the file, in order.
         names: Columns to return.
-        dialect: Format of the lines.
         nulls: Texts that mean a missing value.
 
     Returns:
@@ -190,9 +186,7 @@ def libsvm_cells(
     """Parse lines of libsvm, `label index:value index:value ... # comment`, into columns of texts.
 
     Args:
-        lines: Lines of the rows.
         names: Columns that are needed. If "label" is not among them, a line with a bad label is still good.
-        dialect: Format of the lines.
 
     Returns:
         A pair: an Arrow table with a row for each good line, and a mapping from the index in `lines` of

@@ -49,8 +49,6 @@ class DataLoops:
     """Data loops of one process, and the position of its script in them.
 
     Args:
-        index: Number of this worker.
-        workers: Number of all workers.
         meet: Function that waits for all workers.
         end_step: Function to call at the end of each step. It returns True to end the loop.
         is_stopped: Function that returns True if loops are to end before their first batch.
@@ -188,7 +186,6 @@ class DataLoops:
         """Store the numbers of collectives and mode switches in the present loop so far.
 
         Args:
-            loop: Number of the loop.
             now: Numbers since the start of the script.
         """
         if now != self._collectives:

@@ -294,7 +294,6 @@ class InMemoryDataset(FileDataset):
         sum of all workers' results has the values of all samples.
 
         Args:
-            samples: Samples of this worker.
             first: Number of this worker's first sample.
             start: Number of the first sample to return.
             stop: Number of the last sample to return, plus 1.

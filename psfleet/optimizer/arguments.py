@@ -63,7 +63,6 @@ def groups_of(owner: str, values: Mapping[str, Any], names: Sequence[str]) -> li
 
     Args:
         owner: Name of the optimizer, for messages.
-        values: Arguments of the constructor by name.
         names: Names of the arguments that a group may set.
 
     Raises:

@@ -122,7 +122,6 @@ class WeightAverage:
 
         Args:
             state: State dict.
-            endings: Endings of the keys.
 
         Returns:
             For each parameter name a list with one array for each ending.
@@ -428,7 +427,6 @@ def _accumulate(sums: list[Floats], value: Floats, spill: bool, full: bool) -> N
     Args:
         sums: Three sums: of the newest weights, of older weights in the same window, and of the last full
             window.
-        value: Weights to add to the first sum.
         spill: True to move the first sum into the second.
         full: True to move both into the third, because the window is full.
     """

@@ -48,11 +48,7 @@ def serving_module(name: str) -> Any:
 
 
 class GrpcPrediction:
-    """Handlers of the gRPC services psfleet.v1.Prediction, health and server reflection.
-
-    Args:
-        service: Service with the models.
-    """
+    """Handlers of the gRPC services psfleet.v1.Prediction, health and server reflection."""
 
     def __init__(self, service: PredictionService) -> None:
         self._service = service
@@ -268,9 +264,6 @@ def refusal(credentials: Credentials) -> Callable[[str, str], str]:
 
     The token of the credentials permits every call. The token for readers permits every call except Route,
     which changes the shares of the versions.
-
-    Args:
-        credentials: Credentials whose tokens are accepted.
     """
 
     def refuse(path: str, authorization: str) -> str:

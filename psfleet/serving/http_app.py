@@ -289,7 +289,6 @@ class HttpApp:
     """Replies to the HTTP requests of a prediction service.
 
     Args:
-        service: Service with the models.
         credentials: Credentials whose token, or token for readers, every call must carry. With None, calls
             need no token.
     """

@@ -148,7 +148,6 @@ def write_index(where: Path, tower: Model, rows: ServedRows) -> None:
     The index is exact (IndexFlatIP). It has the output vector of each id that has a row.
 
     Args:
-        where: Path of the file to write.
         tower: Model with one feature and one output [n, k]. The feature's ids must not be hashed.
         rows: Weights of the tower.
 

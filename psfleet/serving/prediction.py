@@ -113,7 +113,6 @@ def check_model(model: str, *, has_weights: bool) -> None:
     """Check that a name is an inference model, or MODULE:NAME of a function.
 
     Args:
-        model: The name.
         has_weights: True if there is a checkpoint. A model that a function makes needs one.
 
     Raises:

@@ -177,7 +177,6 @@ def rows_of_snapshot(
     """Read the weights of a snapshot, without optimizer state.
 
     Args:
-        path: Folder of the snapshot.
         form: Number format of the rows in memory.
         min_count: Minimum number of shows, or minimum frequency, of a row. Other rows are left out.
         part: Share of the ids to read, as (number from 0, number of parts). (0, 1) reads all ids.
@@ -240,7 +239,6 @@ class SourceRuntime(ReadOnlyRuntime):
     `read_table` and `evictions` raise an error, because a RowSource can look up ids but not list them.
 
     Args:
-        rows: Source of the values.
         name: Name of the source, for error messages.
         instead: Advice on how to change the tables, for error messages.
     """

@@ -120,7 +120,6 @@ class ServedTable:
 
     Args:
         spec: Definition of the table.
-        form: Number format of the rows.
     """
 
     def __init__(self, spec: TableSpec, form: RowForm = "float32") -> None:

@@ -169,7 +169,6 @@ class PredictionService:
         Args:
             model: Name of the model, or "" for the only one.
             version: Number of the version, or 0 to choose by the shares of the versions.
-            table: Name of the table.
             ids: The ids, n of them.
 
         Returns:

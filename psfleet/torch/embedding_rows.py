@@ -170,7 +170,6 @@ class EmbeddingRows:
 
         Args:
             client: Client for pulls and pushes of the table.
-            name: Name of the table.
             formula: Update rule of the table, with its weight decay.
         """
         if self._client is not None:

@@ -402,7 +402,6 @@ class EmbeddingBag(TableModule):
         """Give all padding ids the position of the first padding id, so that torch can leave them out.
 
         Args:
-            ids: Ids of a lookup.
             positions: Position of each id's row among the pulled rows.
 
         Returns:

@@ -195,7 +195,6 @@ class ParameterPlan:
 
     Args:
         model: The model, with its embeddings already replaced by psfleet's (TableModule).
-        groups: Parameter groups of all optimizers.
         kinds: Class of each group's optimizer.
         prefix: Prefix of the table names, without the dot; may be empty.
         states: State of each parameter that was trained before the conversion.

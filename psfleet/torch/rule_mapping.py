@@ -53,8 +53,6 @@ def formula_of(kind: type[torch.optim.Optimizer], group: Group, *, rows: bool) -
         formula_of(torch.optim.Adam, group, rows=False).rule  # Adam with these betas
 
     Args:
-        kind: Class of the optimizer.
-        group: One of the optimizer's `param_groups`.
         rows: True for rows of an embedding, which get sparse gradients. False for dense parameters.
 
     Raises:
@@ -136,7 +134,6 @@ def entry_of(rule: Rule, step: int, values: list[Floats]) -> dict[str, Any]:
     """Return a parameter's optimizer state in the layout of torch's optimizer. A rule without state gives {}.
 
     Args:
-        rule: Rule of the parameter's table.
         step: Number of updates that the table has had.
         values: One array for each slot (state value of each weight) of the rule.
     """
@@ -159,8 +156,6 @@ def slots_of(
 
     Args:
         name: Name of the parameter, for error messages.
-        rule: Rule of the parameter's table.
-        shape: Shape of the parameter.
         entry: State of the parameter in torch's layout, or None if it was never updated.
 
     Raises:

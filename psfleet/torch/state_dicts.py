@@ -114,7 +114,6 @@ def prepared(
     tables.
 
     Args:
-        runtime: Runtime that holds the tables.
         dense, sparse: The parameters and embeddings, with their tables.
         states: Optimizer state in torch's layout. A parameter without an entry gets initial state, as in
             torch.

@@ -42,7 +42,6 @@ class DataClient:
         trainer: Runtime of the script, which flushes pushes and makes steps without gradients.
         number: Number of the dataset in this process, from 1.
         size: Number of samples of an epoch.
-        epochs: Number of epochs.
         seed: Seed of the order of samples. Server 0 checks that all workers use the same seed.
         parts: Parts of a source that grows, or None for any other source.
     """

@@ -37,7 +37,6 @@ class CurveAuthenticator:
 
     Args:
         context: ZeroMQ context of the sockets.
-        token: Token of the job.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", token: str) -> None:

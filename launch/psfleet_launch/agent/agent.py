@@ -142,7 +142,6 @@ class Agent:
     Args:
         link: Connection to the launcher.
         folder: Private folder for sockets, ready files, credentials and output.
-        name: Name of the machine, for people.
         lifeline: File descriptor, such as standard input. The agent ends at its end of file. -1 for none.
     """
 

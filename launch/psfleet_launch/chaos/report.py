@@ -390,9 +390,6 @@ def show(results: Sequence[PromiseResult], faults: Sequence[Any], to: Path, seed
 
     Args:
         results: Results of `findings`.
-        faults: Injected faults.
-        to: Path of the JSON file.
-        seed: Seed of the job.
     """
     kinds: dict[str, int] = {}
     for fault in faults:

@@ -83,9 +83,6 @@ class Engine(abc.ABC):
         With `launch.dry_run` nothing is submitted.
 
         Args:
-            request: Job to run.
-            name: Name of the job.
-            launch: Settings of the launch.
             words: Arguments of this `psfleet-launch`, for the launcher that runs in the queue.
 
         Returns:

@@ -52,7 +52,6 @@ def sweep(token: str, patience: float = _EXIT_TIMEOUT) -> list[int]:
     search waits until the killed processes have ended.
 
     Args:
-        token: Token of the job.
         patience: Time limit in seconds.
     """
     pids: set[int] = set()
@@ -99,7 +98,6 @@ def watch(token: str, folder: str) -> None:
     """Wait until the launcher has cleaned up or died. If it died, clean up in its place.
 
     Args:
-        token: Token of the job.
         folder: Private folder of the job.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -277,7 +277,6 @@ def child_environment(
     5. default sizes of thread pools.
 
     Args:
-        job: Job of the member.
         member: Member whose process will be started.
         told: Start parameters of the process.
         base: Environment of the launcher.

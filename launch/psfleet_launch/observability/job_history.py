@@ -187,7 +187,6 @@ class JobHistory:
         """Record an event or an action of the job.
 
         Args:
-            item: Event, output or action.
             now: Its time on the monotonic clock.
         """
         for event in self._events_of(item, self._epoch + now):
@@ -325,7 +324,6 @@ def thinned(times: Sequence[float], most: int, newest: int) -> list[int]:
 
     Args:
         times: Times in ascending order.
-        most: Maximum number of times to keep.
         newest: Number of last times that are all kept.
     """
     old, newest_moments = (

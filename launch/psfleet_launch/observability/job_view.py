@@ -123,7 +123,6 @@ def view_of(job: PastJob, is_running: bool) -> JobView:
     """Return the view of a job.
 
     Args:
-        job: History of the job.
         is_running: True if the launcher is running. A job whose history has an end is over in any case.
     """
     is_running = is_running and job.code is None  # the launcher writes the report at its end

@@ -47,7 +47,6 @@ def overview(view: JobView, faults: int = 0) -> dict[str, Any]:
     """Return the content above the charts as JSON: state, figures, processes, alerts and faults.
 
     Args:
-        view: View of the job.
         faults: Maximum number of faults, the newest ones, or 0 for all.
     """
     processes = _table(

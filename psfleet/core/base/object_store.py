@@ -40,9 +40,6 @@ _NAME = re.compile(r"snapshot-[0-9]{6}")
 class ObjectStore:
     """Files of one folder in an object store. Failed operations are tried again.
 
-    Args:
-        url: URL of the folder.
-
     Attributes:
         name: URL without credentials, for messages.
 
@@ -232,8 +229,6 @@ def upload(folder: Path, url: str, names: Sequence[str] | None = None) -> list[s
     """Copy files of a local folder to a URL, the manifest last. Returns the names of the files.
 
     Args:
-        folder: Local folder.
-        url: URL of the target folder.
         names: Files to copy, or None for all files of the folder.
 
     Raises:

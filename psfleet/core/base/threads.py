@@ -60,7 +60,6 @@ class ServiceThread(threading.Thread):
 
     Args:
         target: Function that the thread runs.
-        name: Name of the thread, for the sentence.
         args: Arguments of `target`.
     """
 

@@ -112,7 +112,6 @@ def by_table(
     Args:
         ids: Argument of `Client.pull`.
         reads: Result of `reads_of(runtime, ids)`.
-        values: Values of each read.
     """
     return {
         table: as_asked(part, read, value)

@@ -117,7 +117,6 @@ def check_gradients(
 
     Args:
         spec_of: Returns the definition of a table.
-        gradients: Gradients of the push.
 
     Raises:
         UsageError: A table has two gradients, or a gradient does not fit its table.

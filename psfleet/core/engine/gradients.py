@@ -73,7 +73,6 @@ class PooledGradient(SparseGrad):
     """Gradient of pooled rows, one for each group of ids (bag). Expanded to single rows when `rows` is read.
 
     Args:
-        of: Ids and their bags.
         values: Gradients of the pooled rows: float32 [all bags, dim].
     """
 
@@ -146,13 +145,7 @@ def _pushed(grad: SparseGrad) -> Floats:
 
 
 def gradient_of(table: int, grad: Grad | SparseElements, rate: float) -> Gradient:
-    """Convert a gradient to the form in which a push contains it.
-
-    Args:
-        table: Key of the table.
-        grad: The gradient.
-        rate: Learning rate of the push.
-    """
+    """Convert a gradient to the form in which a push contains it."""
     if isinstance(grad, SparseElements):
         return Gradient(table, grad.values, grad.positions, rate)
     if isinstance(grad, PooledGradient):

@@ -265,7 +265,6 @@ class Tensors(Protocol):
         The values of the first worker that creates a dense table become its content; later ones are ignored.
 
         Args:
-            spec: Definition of the table.
             value: Initial values of a dense table, or None for a sparse table.
 
         Raises:
@@ -344,7 +343,6 @@ class CollectiveCalls(Protocol):
         """Combine arrays of equal shape from all workers, in the order of ranks; all workers get the result.
 
         Args:
-            value: Array of this worker.
             mode: "sum", "max" or "min".
         """
 
@@ -372,7 +370,6 @@ class Storage(Protocol):
         """Return recorded evictions of a sparse table from each server, without waiting for pushes.
 
         Args:
-            table: Key of the table.
             position: For each server, the position of the first eviction to return. 0 begins with the oldest
                 eviction that the server has recorded.
             limit: Largest number of evictions from each server.
@@ -440,7 +437,6 @@ def missing_table(name: str, names: Sequence[str]) -> str:
     """Return the error message for a table that does not exist.
 
     Args:
-        name: Name of the missing table.
         names: Names of all tables, including internal ones, which the message leaves out.
     """
     table_names = ", ".join(table for table in names if not table.startswith(OWN)) or "none"
@@ -452,10 +448,6 @@ def is_trained(runtime: Storage, tables: Collection[str]) -> bool:
 
     A worker that sees such a table before its own first push has joined a running job. The worker must then
     neither write the initial rows of the tables nor wait for other workers to do so.
-
-    Args:
-        runtime: Runtime of the worker.
-        tables: Names of the tables.
     """
     entries = (table for server in runtime.stats() for table in server["tables"])
     return any(table["step"] > 0 for table in entries if table["name"] in tables)
@@ -524,7 +516,6 @@ def read_of(table: int, ids: Asked, pools: bool) -> Read:
     """Return the Read for a pull from a sparse table.
 
     Args:
-        table: Key of the table.
         ids: Ids to pull, or ids in bags whose rows are pooled.
         pools: True if the runtime pools rows itself. If False, the Read requests a row for each id.
     """

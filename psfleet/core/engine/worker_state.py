@@ -230,7 +230,6 @@ def redealt(states: Mapping[int, Mapping[str, Any]], workers: int, worker: int) 
     Args:
         states: States of the earlier job, by worker.
         workers: Number of workers of the earlier job.
-        worker: Index of the worker in this job.
     """
     earlier = states.get(worker) or states.get(worker % workers)
     if earlier is None:

@@ -121,7 +121,6 @@ def joined(
     """Return the frame with this header and payload.
 
     Args:
-        header: Header of the frame.
         contents: Arrays of each segment, in the order of the segments.
         layout: Encoded segments, if `header` does not contain the segments.
     """

@@ -264,7 +264,6 @@ def read_changes(
     """Return the changes of all tables in a reply.
 
     Args:
-        message: The reply.
         specs: Known definitions by table key. Adds the definitions that come with the reply.
 
     Raises:

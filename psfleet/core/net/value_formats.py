@@ -70,7 +70,6 @@ class CompressedValues:
 
         Args:
             buffer: Memory that begins at a multiple of 4 bytes.
-            form: Format of the values.
             shape: Shape of the values, [n, dim] or [n].
         """
         return FORMATS[form].over(buffer, tuple(shape))
@@ -134,7 +133,6 @@ class WireFormat(ABC):
         """Return the values of a gradient as float32.
 
         Args:
-            compressed: The compressed values.
             scale: Factor that the worker multiplied the values by. Only float16 uses one.
             table: Name of the table, for errors.
 

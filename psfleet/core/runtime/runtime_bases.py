@@ -50,7 +50,6 @@ def refused(method: F, what: str) -> F:
     """Return a method that raises UsageError, because the tables of a ReadOnlyRuntime cannot be changed.
 
     Args:
-        method: Method that is refused.
         what: End of the sentence "the tables ... cannot", such as "be pushed to".
     """
 
@@ -84,9 +83,6 @@ class ForwardingRuntime(ScriptRuntime):
     A derived class may override only `pull` and `push`, because two things are not forwarded: `pull_ahead`
     calls `pull` of this object, and pooled rows (bags) are not accepted (`pools` is False). A derived class
     that supports these two switches them on.
-
-    Args:
-        fleet: Runtime that gets the calls.
     """
 
     pools = False

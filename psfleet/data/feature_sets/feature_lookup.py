@@ -51,7 +51,6 @@ def bags_of(feature: Feature, bags: Jagged | None, samples: int) -> Bags:
     Args:
         feature: Feature to look up.
         bags: Values of the feature in each sample, or None if the batch lacks the feature.
-        samples: Number of samples.
 
     Raises:
         IdError: A value is not an id.
@@ -319,7 +318,6 @@ def refused_samples(features: FeatureSet, batch: Mapping[str, Any], samples: int
     Args:
         features: Features of the model. Transforms need not be fitted yet.
         batch: Values of the features in their declared types, as readers return them.
-        samples: Number of samples.
     """
     if not features.transformed or not samples:
         return {}

@@ -237,7 +237,6 @@ def typed(values: NDArray[Any], kind: Kind) -> tuple[NDArray[Any], Mask, Mask]:
 
     Args:
         values: Values of any type, [n].
-        kind: Type to convert to.
 
     Returns:
         values [n], with arbitrary entries where a mask is true. "int" and "id" give int64, "float" float32,

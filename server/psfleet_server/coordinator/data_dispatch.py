@@ -370,7 +370,6 @@ class DataDispatch:
 
         Args:
             closed: Last closed round. Rounds up to `closed + LOOKAHEAD` keep their plan.
-            seats: Numbers of the workers from now on.
             counts_in: Returns whether a worker, by number, takes part in a round.
         """
         for dataset in self.datasets:
@@ -403,7 +402,6 @@ class DataDispatch:
 
         Args:
             to_rounds: True if the fleet switches to rounds, False if it switches to leases.
-            positions: Progress of each worker.
         """
         pools = self._pools({at.incarnation: at.position for at in positions.values()})
         closed = max((at.round for at in positions.values()), default=0)

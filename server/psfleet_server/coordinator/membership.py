@@ -139,7 +139,6 @@ class Membership:
         """Return the seat that a process registers for, or None if the seat is a new one.
 
         Args:
-            worker: Number of the seat.
             boot: Random number that identifies the process.
             workers: Number of workers that the process was started for.
             seats: Number of workers that the servers were started for.
@@ -169,7 +168,6 @@ class Membership:
         """Apply a change of members for which every server has reported.
 
         Args:
-            change: The change, with the reports of all servers.
             collectives: Number of completed collectives. At these, new processes do not rest (wait while
                 rounds close without them).
         """
@@ -234,7 +232,6 @@ class Membership:
         can still change.
 
         Args:
-            seat: The seat.
             boot: Random number that identifies the process.
             collectives: Number of completed collectives.
             follows: True if the seat was not removed before this change, so its samples still belong to it.
@@ -271,9 +268,7 @@ def _furthest(index: int, incarnation: int, reports: list[ViewReport]) -> str:
     """Return the loop position that came with the incarnation's last push, or empty if there was none.
 
     Args:
-        index: Number of the worker.
         incarnation: Number of the worker's ended process.
-        reports: Reports of all servers.
     """
     own_reports = [report for report in reports if report.incarnations.get(index) == incarnation]
     ahead = max(

@@ -82,7 +82,6 @@ class _RequestFile(Generic[_Request]):
 
     Args:
         folder: Folder of the job, or None if the job cannot get requests.
-        name: Name of the file.
         read: Returns the request in the folder.
         warning_start: Beginning of the line in the log that says why a request is ignored.
     """

@@ -282,7 +282,6 @@ class ServerScaling:
         """Have every present server send its rows to their new owners, and wait until the rows have arrived.
 
         Args:
-            request: The move.
             peers: Clients for the present servers and those that the move adds.
             ahead: True if training continues, so rows may still change after they are sent.
             hurry: True to send at full speed although training continues.

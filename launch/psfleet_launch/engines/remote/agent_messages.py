@@ -320,7 +320,6 @@ def read_invitation(line: bytes, where: str) -> dict[str, bytes]:
     """Return the credentials in a line made by `invitation`, as files for `write_secrets`.
 
     Args:
-        line: Line of JSON.
         where: Source of the line, for an error.
 
     Raises:

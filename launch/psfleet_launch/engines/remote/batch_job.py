@@ -89,8 +89,6 @@ class BatchQueue(ABC):
         the time limit. The launcher then takes a snapshot and ends.
 
         Args:
-            name: Name of the job.
-            settings: Settings of the queue.
             words: Arguments of the launcher.
             needs: Resources that each node must have. 0 means that the queue may choose.
             output: Files for standard output and standard error.
@@ -117,7 +115,6 @@ class BatchQueue(ABC):
         """End a job.
 
         Args:
-            job: Number of the job.
             by: Signal to send to the launcher of a running job, or None to end the job at once. A job that
                 has not started yet is removed from the queue in either case.
         """

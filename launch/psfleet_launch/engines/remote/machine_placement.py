@@ -215,7 +215,6 @@ class RunningMembers(dict[Member, str]):
         process.
 
         Args:
-            member: Server or standby.
             but: Member to leave out, or None.
         """
         return {

@@ -93,9 +93,7 @@ def counter(name: str, help: str, values: Values, label: str = "table") -> "Metr
 
     Args:
         name: Name of the metric without the prefix `psfleet_`.
-        help: Meaning of the metric.
         values: A number, or a mapping from each value of the label to a number.
-        label: Name of the label.
     """
     from prometheus_client.core import CounterMetricFamily
 
@@ -121,7 +119,6 @@ def histogram(
 
     Args:
         name: Name of the metric without the prefix `psfleet_`.
-        help: Meaning of the metric.
         buckets: For each upper bound, the number of values up to it. The last bound is `+Inf`.
         total: Sum of all values.
         labels: Labels of the metric.

@@ -31,9 +31,6 @@ class EventFile:
     If the disk is full, values are lost and training continues. tensorboardX's SummaryWriter is not used: it
     would keep values for two minutes in a thread, and lose them in a crash.
 
-    Args:
-        folder: Folder to create the file in.
-
     Raises:
         ConfigError: tensorboardX is not installed, or the folder cannot be written to.
     """
@@ -60,8 +57,6 @@ class EventFile:
         """Add values of one moment.
 
         Args:
-            values: Values by tag.
-            step: Step to plot the values at.
             at: Time in seconds since the epoch, or None for now.
         """
         from tensorboardX.proto.event_pb2 import Event

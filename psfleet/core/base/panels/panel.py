@@ -389,7 +389,6 @@ def number_text(value: float, unit: str) -> str:
     browser, implements the same rules in JavaScript; a test compares the two.
 
     Args:
-        value: The number.
         unit: Unit of a panel (`Panel.unit`).
     """
     return _FORMATS[unit](value)

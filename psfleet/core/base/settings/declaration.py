@@ -131,7 +131,6 @@ def setting(
         kind: Kind of the values, if the annotation does not determine it.
         names: Names of the setting, separated by spaces. A name `--x` is a flag, and `table.key` is a key of
             job files. The first other name is the environment variable, and all further ones its synonyms.
-        attributes: Further attributes of `Setting`.
     """
     parts: dict[str, Any] = {"synonyms": ()}
     for name in names.split():
@@ -239,7 +238,6 @@ def from_tables(group: type, tables: Mapping[str, Any], where: str) -> dict[str,
 
     Args:
         group: Dataclass that declares the settings.
-        tables: Tables of the file.
         where: Name of the file, for messages.
 
     Raises:

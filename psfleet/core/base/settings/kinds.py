@@ -396,7 +396,6 @@ def find_object(reference: str, what: str, advice: str) -> Any:
     The module may be in the present folder, which is appended to sys.path.
 
     Args:
-        reference: The text.
         what: Kind of the object, for the error.
         advice: Alternatives for the user, for the error.
 

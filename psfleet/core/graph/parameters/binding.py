@@ -478,7 +478,6 @@ def note(parameter: Parameter, momentum: float, value: NDArray[Any]) -> None:
     Args:
         parameter: Parameter whose value is the average. `promise` was called for it.
         momentum: Factor of the old average. The factor of the value is 1 - momentum.
-        value: Value to add.
     """
     bound_tables = tables()
     bound = bound_tables.bind(_average(momentum), parameter)

@@ -153,7 +153,6 @@ def choose_cuts(costs: ForwardCosts, budget: int | None) -> tuple[list[int], lis
     A segment is a number of neighboring operations. If it is dropped, the backward pass computes it again.
 
     Args:
-        costs: Measured costs of the operations.
         budget: Bytes that activations may take, or None for the bytes that `even_cuts` take.
 
     Returns:

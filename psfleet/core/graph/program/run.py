@@ -280,7 +280,6 @@ def check_feed(
     Args:
         program: Program that is about to run.
         feeds: Variables that must be fed. Other data variables of the program may be fed too.
-        feed: Arrays by the name of the data variable.
 
     Raises:
         UsageError: An array is missing, or its name is not that of a data variable.
@@ -380,9 +379,6 @@ class ProgramRun:
     and `forward(plan.late)`.
 
     Args:
-        program: Program that runs.
-        plan: Plan for the results of the run.
-        feeds: Checked feeds.
         meter: Object whose `measure(run)` is called after every operation, or None.
 
     Attributes:

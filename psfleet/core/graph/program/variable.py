@@ -254,7 +254,6 @@ def leaf(parameter: Parameter, program: Program | None = None) -> Variable:
     """Return the variable that represents a parameter in a program. Adds it if the program has none.
 
     Args:
-        parameter: The parameter.
         program: The program, or None for the default main program.
 
     Raises:
@@ -311,7 +310,6 @@ def apply(op: Op, *inputs: Any, name: str | None = None) -> Variable:
     - With only parameters as inputs, it is recorded, or computed in eager mode.
 
     Args:
-        op: Operation to apply.
         inputs: Variables, parameters, arrays or numbers.
         name: Prefix of the result's name, which is `name.tmp_0` (`tmp_1`, ...). By default the kind of
             operation.
@@ -337,8 +335,6 @@ def operand(op: Op, variable: Variable, value: Any) -> Any:
     they are converted to arrays.
 
     Args:
-        op: Operation that gets the value.
-        variable: Variable of the value.
         value: A sparse parameter, a SparseGrad or an array.
 
     Raises:

@@ -41,7 +41,6 @@ class ModeSwitchRuntime(ForwardingRuntime):
     """Runtime of a script in a cluster, which stays the same object when the consistency mode changes.
 
     Args:
-        cluster: Runtime of the cluster.
         consistency: Mode that the script or launcher requests.
 
     Attributes:
@@ -134,7 +133,6 @@ def check_wire(runtime: ScriptRuntime, wire: WireSettings, caller: str) -> None:
 
     Args:
         runtime: Runtime that the caller would share.
-        wire: Compression that the caller requests.
         caller: Name of the calling function, for the message.
 
     Raises:

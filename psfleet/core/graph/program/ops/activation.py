@@ -131,7 +131,6 @@ def keep_mask(
     distributions that NumPy derives from them may change between versions.
 
     Args:
-        shape: Shape of the mask.
         drop: Probability of dropping a value.
         seed, name, step: Values that determine the mask.
     """

@@ -78,8 +78,6 @@ def combine(variable: Variable, values: Sequence[Array], fractions: Sequence[flo
     accumulated AUC, and of whole numbers, the value of the last micro-batch is used.
 
     Args:
-        variable: Variable of the result.
-        values: Its value in each micro-batch.
         fractions: Fraction of the samples in each micro-batch.
     """
     if _is_open(variable):

@@ -134,7 +134,6 @@ def pin(place: StagePosition, start: int) -> None:
     counted too, as if they were on this host.
 
     Args:
-        place: Position of this process.
         start: Index of the first process's first core among the available cores.
     """
     available, width = _available(), threads()

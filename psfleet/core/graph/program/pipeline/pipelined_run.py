@@ -48,7 +48,6 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
     """Run of one training step in one stage.
 
     Args:
-        program: Program that trains.
         plan: Plan of this step's results, with one backward pass that has a PipelineSpec.
         feeds: Checked feeds of the whole batch.
         place: Position of this process in the pipeline.
@@ -309,8 +308,6 @@ def pipelined_step(
     """Run a training step in this process's stage, up to the update of parameters.
 
     Args:
-        program: Program that trains.
-        plan: Plan of the step.
         feeds: Checked feeds of the whole batch.
         results: Variables to fetch. Every stage gets them.
         meter: Object whose `measure(run)` is called after every operation, or None.
