@@ -163,8 +163,6 @@ class _ServerFile:
     """File of one server in a snapshot, opened for reading.
 
     Attributes:
-        where: Path of the file.
-        entry: Entry for the file in the manifest.
         tensors: Open safetensors file (`safe_open`), which reads a tensor when it is needed.
         clocks: Clock (number of updates and times) of each table in the file, by table name.
     """

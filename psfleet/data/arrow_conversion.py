@@ -208,7 +208,6 @@ class _Column:
         lengths               2  0  1
 
     Attributes:
-        name: Name of the column.
         is_list: True if the cells of the column are lists.
         lengths: Number of values in each row, int64 [n].
         kind: Kind of the values: "int", "float", "bool", "text", "null" if all values are null, or "" for

@@ -55,7 +55,6 @@ class Lines:
         texts: Lines of the rows, including their line ends.
         numbers: Number of each of these lines in the file, from 1.
         size: Number of bytes that were read, including skipped lines.
-        next_number: Number of the next line to read.
     """
 
     texts: list[bytes]
@@ -308,7 +307,6 @@ class _CsvForm:
     """Patterns for lines of a CSV dialect in which each cell that begins with a quote also ends with one.
 
     Attributes:
-        line: Pattern of one line without its line end.
         lines: Pattern of any number of lines, each with a line feed.
         cell_end: Pattern of one cell and the delimiter after it.
     """

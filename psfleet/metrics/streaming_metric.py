@@ -315,7 +315,6 @@ class SumTable:
         servers: Function that returns the present number of servers, or 0 without a cluster.
 
     Attributes:
-        spec: Definition of the table.
         pending: Sums that were not pushed yet, float64 [size]. Hold `lock` to change them.
         lock: Lock for `pending`.
     """

@@ -209,7 +209,6 @@ class TakeCut:
     Each lookup then sees the weights of a single cut (point of the training).
 
     Attributes:
-        replies: The changes of all servers.
         at: Time at which the training had these values, in seconds of `Following`'s clock.
     """
 

@@ -61,7 +61,6 @@ class HttpRequest:
         path: Path with the query, as the client sent it.
         headers: Headers as (name, value), in the order of the request. Names are in lower case.
         method: HTTP method, such as GET or POST.
-        body: The whole body.
         refusal: Reply that refuses the request, or None if the request is accepted.
         keeps_open: True if the connection stays open after the reply.
     """

@@ -245,8 +245,6 @@ class ModelVersion:
     """Version of a model that is loaded.
 
     Attributes:
-        number: Number of the version.
-        model: The version's model.
         batcher: Queue of the version's requests, which makes batches of them.
     """
 

@@ -43,7 +43,6 @@ class RowCodec:
 
     Attributes:
         dtype: NumPy type of a code, the unit of an encoded row.
-        per_code: Number of values in one code.
         encode: Function from rows, float32 [n, dim], to codes [n, width] and scales, float32 [n]. Scales
             have length 0 if the format has none.
         decode: Function from codes, scales and dim to rows, float32 [n, dim].

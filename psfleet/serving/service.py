@@ -111,7 +111,6 @@ class Prepared:
     Attributes:
         version: Version that predicts the request.
         batch: Values of the inputs by name.
-        samples: Number of samples.
     """
 
     version: ModelVersion
@@ -125,10 +124,6 @@ class PredictionService:
     Args:
         models: Models, in the order in which clients see them.
         metrics: Metrics of these models.
-
-    Attributes:
-        models: Models by name.
-        metrics: As passed.
     """
 
     def __init__(self, models: Sequence[ServedModel], metrics: ServingMetrics) -> None:

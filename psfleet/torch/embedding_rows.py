@@ -55,7 +55,6 @@ class _CachedLookup:
 
     Attributes:
         ids: Ids that were looked up, or ids with their bags.
-        rows: Values of the lookup.
         used: Torch's change counter of `rows` (`_version`) when a forward pass got them, or None if none
             has. A higher counter later means that the model has changed the rows in place.
     """

@@ -78,7 +78,6 @@ class TableModule(nn.Module):
         weight: Parameter in place of the rows, for `parameters()` and torch's optimizers. Its values are NaN.
         optimizer: psfleet optimizer that updates the rows. None means that the torch optimizer whose
             parameter groups contain `weight` does.
-        table: Rows of the embedding, and their table.
     """
 
     weight: Tensor

@@ -143,7 +143,6 @@ class StageModules:
     Attributes:
         places: Indices in the model of this stage's modules.
         own: Modules of this stage.
-        queue_size: As passed.
     """
 
     def __init__(

@@ -222,7 +222,6 @@ class ChaosSchedule:
     """Faults of one job, and the settings of its processes for the audit.
 
     Attributes:
-        seed: Seed of the faults.
         request: Job under chaos.
         folder: Existing folder for the processes' audit files.
         is_calm: True for a run with the audit but without faults, for comparison.

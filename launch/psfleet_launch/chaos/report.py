@@ -64,10 +64,8 @@ class FinishedJob:
     """A job that has ended, and where to find its files.
 
     Attributes:
-        code: Exit code of the job.
         left: Processes of the job that were still running after its end.
         audit: Folder of the processes' audit files.
-        logs: Folder of the logs.
         snapshots: Folder or URL of the snapshots.
         private: Private folder of the job's sockets. It should be gone.
         before: Resources that existed before the job.

@@ -47,7 +47,6 @@ class ProcessView:
     """A process of the job, with its figures as texts.
 
     Attributes:
-        series: Name of the process in the figures.
         words: State in words, such as `runs, restarted once`.
         mood: Colour of the state: `good`, `warn` or `bad`, or empty for a process that has ended regularly.
         speed: Steps per second of a worker, or pushes per second of a server.
@@ -90,7 +89,6 @@ class JobView:
     """State of a job at one time, as it is shown to users.
 
     Attributes:
-        job: History of the job.
         state: Sentence that says whether the job is over, how it has ended, and when it ran.
         badge: State in one or a few words, and its mood (`good`, `warn`, `bad` or empty).
         processes: Processes, servers first.

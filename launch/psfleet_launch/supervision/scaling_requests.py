@@ -56,7 +56,6 @@ class ServerUsage:
 
     Attributes:
         at: Time of the measurement, in seconds of any clock.
-        servers: Number of servers.
         memory: Used fraction of the memory for tables (--server-memory) on the fullest server, or 0 without
             a limit.
         cpu: CPU seconds that all servers together have used since their start.

@@ -57,7 +57,6 @@ class Supervisor:
 
     Attributes:
         timeouts: Time limits of starting, leaving and stopping.
-        phase: Phase of the job.
         alive: Members that were started and have not ended.
         awaited: Servers that were started and are not ready yet.
         failure: First failure of the job, or None.

@@ -43,7 +43,6 @@ class ClientTable:
     call.
 
     Attributes:
-        spec: Definition of the table.
         optimizer: Optimizer that has the learning rate of each push, or None if the table is only read.
     """
 
@@ -370,10 +369,6 @@ class ClientFeatures:
 
     Here the rows of a feature are pooled (for example summed) per sample. To pool them in the script instead,
     pull `batch.ids`, then use `batch.pool` and `batch.gradients`.
-
-    Attributes:
-        features: The feature set.
-        tables: Its tables by name.
     """
 
     def __init__(self, features: FeatureSet, tables: Mapping[str, SparseTable]) -> None:

@@ -38,7 +38,6 @@ class NonFiniteCheck:
     Attributes:
         found: Number of steps in which a value was not finite.
         first: Sentence about the first such step, and its time in seconds since 1970, or None so far.
-        norms: Norms of the checked gradients.
     """
 
     def __init__(self, worker: int) -> None:

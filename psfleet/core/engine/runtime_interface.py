@@ -77,7 +77,6 @@ class Read:
     """Request for values of one table, part of a pull.
 
     Attributes:
-        table: Key of the table.
         ids: Ids of a sparse table: int64 of any shape, repeats allowed. None for a dense table.
         format: Number format in which a server sends the values. Runtimes set it according to their strategy.
         bags: Groups of the ids (bags) whose rows are pooled, for example summed. The values are then float32
@@ -95,13 +94,11 @@ class Gradient:
     """Gradient for one table, part of a push.
 
     Attributes:
-        table: Key of the table.
         values: For a sparse table float32 [n, dim]; row i belongs to ids[i]. For a dense table float32 of the
             table's shape, or [k] with ids.
         ids: For a sparse table int64 [n]; rows of repeated ids are summed in the given order. For a dense
             table None, or int64 [k], ascending: positions in the flattened array. The gradient is zero
             elsewhere.
-        learning_rate: Learning rate of this push.
         precision: Number format of the values during transfer. For 16 bits, values are rounded after rows of
             repeated ids were summed. An embedded runtime rounds in the same way.
         scale: Factor that multiplies the values before rounding and divides them afterwards.

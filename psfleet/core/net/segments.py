@@ -191,9 +191,7 @@ class TensorRequest:
     """Push and pull that one call requests. The arrays are views into the call's payload.
 
     Attributes:
-        gradients: Gradients of the push.
         gradient_bytes: Bytes of the payload that the gradients occupy.
-        reads: Reads of the pull.
         places: For each read, the offset in shared memory at which its values are to be written. Used only
             if the call has a lane (memory that worker and server share).
     """

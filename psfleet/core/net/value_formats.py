@@ -51,7 +51,6 @@ class CompressedValues:
     """Compressed values in a buffer: first the scales of all blocks, then a code for each value.
 
     Attributes:
-        format: Format of the values.
         shape: [n, dim] for rows, where each row is a block, or [n] for a dense array.
         scales: float32 [blocks]; empty if the format has no scales.
         codes: Flat array with a code for each value.

@@ -69,7 +69,6 @@ class StagePosition:
     Attributes:
         worker: Rank of the worker.
         stage: Index of this process's stage.
-        stages: Number of stages.
         endpoints: Endpoints of this worker's processes: `ipc:///path` or `tcp://host:port`.
         copy: Index of this process among the copies of its stage.
         counts: Number of copies of each stage, or empty if each stage has one.

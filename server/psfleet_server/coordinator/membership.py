@@ -73,7 +73,6 @@ class ViewChange:
         joining: For each seat that a new process takes, the number of the process.
         removed: Seats that are removed unless a new process takes them.
         ended: For each seat whose process ends, the number of its incarnation.
-        reports: Reports of the servers that are frozen.
     """
 
     view: int

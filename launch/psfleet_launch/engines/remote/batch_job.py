@@ -67,7 +67,6 @@ class BatchQueue(ABC):
     Attributes:
         label: Name of this queue's jobs at the beginning of messages, such as "Slurm job".
         prefix: Name of the output files, without ".out" and ".err".
-        suffix: Suffix of the batch script.
     """
 
     label: ClassVar[str]
@@ -124,7 +123,6 @@ class BatchJob:
     """Batch job that was submitted to a queue.
 
     Attributes:
-        id: Number of the job in the queue.
         output: Files of the job's standard output and standard error.
     """
 

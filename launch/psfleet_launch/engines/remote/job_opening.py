@@ -101,11 +101,7 @@ class AgentStarter:
 
 
 class JobOpening:
-    """Sends a job to all agents, and checks their replies.
-
-    Attributes:
-        replies: Replies by name of the machine.
-    """
+    """Sends a job to all agents, and checks their replies."""
 
     def __init__(self, job: Job) -> None:
         self._job = job

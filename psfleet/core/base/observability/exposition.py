@@ -40,7 +40,6 @@ class LatencyHistogram:
     Attributes:
         counts: counts[i] is the number of durations from 2**(i-1) to below 2**i ns.
         total: Sum of all durations in ns.
-        name: Name of the metric.
     """
 
     counts: list[int] = field(default_factory=lambda: [0] * 64)
@@ -71,7 +70,6 @@ class NormHistogram:
     Attributes:
         UNIT: Factor that makes whole numbers of squares, so that `bit_length` finds the bucket.
         counts: counts[i] is the number of norms whose square is from 2**(i-1) / UNIT to below 2**i / UNIT.
-        total: Sum of all norms.
     """
 
     UNIT = 2.0**_SCALE

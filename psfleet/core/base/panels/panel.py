@@ -299,7 +299,6 @@ class Alert:
     """Alert of a panel.
 
     Attributes:
-        name: Name of the alert.
         when: Condition on the result of the panel's query, such as `> 0.9`.
         lasts: Time that the condition must hold before the alert fires.
         severity: `warning` or `critical`.
@@ -316,11 +315,8 @@ class Panel:
     """A figure of a job that is shown to users.
 
     Attributes:
-        title: Title of the panel.
         unit: Unit of Grafana: `s`, `bytes`, `short`, `percentunit`, `cps` (per second), `Bps`, or `none`
             for a value that needs four digits, such as a loss.
-        query: Query that computes the figure.
-        meaning: Meaning of the figure, for the user.
         advice: Advice to the user if the figure is bad.
         alert: Alert on the query, or None.
         section: Title of its section on the page.

@@ -31,8 +31,6 @@ class Setting:
     """A declared setting.
 
     Attributes:
-        name: Name of the field.
-        kind: Kind of its values.
         default: Default value, or dataclasses.MISSING if a value must be given.
         help: Meaning, as a sentence without a full stop.
         flag: Flag of a command, or empty. `--no-x` switches off a setting that is on by default.

@@ -96,7 +96,6 @@ class CrashPoint(NamedTuple):
     """Point in the code at which a process is made to fail (`psfleet.core.base.crash_points`).
 
     Attributes:
-        point: Name of the point.
         time: The process fails when it reaches the point for the `time`-th time, counted from 1.
         fault: "kill" (as by SIGKILL), "stop" (as by SIGSTOP), or "raise" (an error).
     """

@@ -69,10 +69,6 @@ class BoundTable:
     """Table of one parameter under one optimizer, with the values that were last pulled.
 
     Attributes:
-        key: Key of the table.
-        spec: Definition of the table.
-        parameter: Parameter that is stored in the table.
-        owner: Optimizer that updates the table.
         value: Value of a dense table as last pulled, or None if it may have changed since.
         rows: Look-ups of a sparse table in this step. Each is a pair of the ids (or bags of ids), and their
             rows (or pooled rows).

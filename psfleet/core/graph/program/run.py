@@ -95,7 +95,6 @@ class ExecutionPlan:
         lookups: Look-ups whose ids are known after `early`. Other look-ups pull their rows during `forward`.
         forward: Other records that do not depend on gradients.
         backwards: Plan of each backward pass, in the order in which they run.
-        late: Records that compute with gradients.
         needs: For each record a flag per input: True if the input needs a gradient in any backward pass.
         releases: For each record, the variables whose values are not needed after it.
         kept: Variables whose values are results, or inputs of late records.
@@ -382,7 +381,6 @@ class ProgramRun:
         meter: Object whose `measure(run)` is called after every operation, or None.
 
     Attributes:
-        values: Values in memory, by variable.
         contexts: Context of each record whose backward pass has not run yet.
         inputs: Variables whose values belong to others than the run: feeds, constants and parameters.
     """

@@ -266,7 +266,6 @@ class RelocatingChannel:
         connect: Opens a channel to an endpoint.
 
     Attributes:
-        endpoint: Present endpoint of the server.
         on_move: Called after the endpoint has changed, in any thread. Must not block.
     """
 
