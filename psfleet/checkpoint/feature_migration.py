@@ -28,6 +28,7 @@ from psfleet.checkpoint.manifest import Manifest, chain
 from psfleet.checkpoint.rewriting import grown_columns, grown_spec, rewrite, shape_text
 from psfleet.checkpoint.safetensors_files import place_of
 from psfleet.core.base.errors import CheckpointError
+from psfleet.core.base.panels.panel import counted
 from psfleet.core.engine.kernels.initial_values import initial_rows
 from psfleet.core.engine.rules.rule import Rule
 from psfleet.core.engine.schema.entry import CapacityEntry, part_of
@@ -76,7 +77,6 @@ class TableChange:
         return self.before.servers != self.after.servers
 
     def __str__(self) -> str:
-        """Return one line that describes the change."""
         spec = self.after or self.before
         assert spec is not None
         size = f"{self.rows:,} {'rows' if spec.kind == 'sparse' else 'values'}"
@@ -106,9 +106,7 @@ def _differences(before: TableSpec, after: TableSpec) -> Iterator[str]:
 
 
 def _where(spec: TableSpec) -> str:
-    if spec.servers is None:
-        return "all servers"
-    return f"{spec.servers} server{'s' if spec.servers > 1 else ''}"
+    return "all servers" if spec.servers is None else counted(spec.servers, "server")
 
 
 @dataclass(frozen=True)

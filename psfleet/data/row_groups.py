@@ -383,7 +383,6 @@ class _ShuffledGroup:
 
 
 def _without_bad(group: RowGroup, rows: Rows) -> tuple[Rows, list[str]]:
-    """Return the good rows, and a message for each bad row."""
     bad = [row for row in rows.numbers.tolist() if row in rows.bad] if rows.bad else []
     if not bad:
         return rows, []

@@ -375,7 +375,6 @@ class DatasetFactory:
 
 
 def _batches(samples: Iterator[S], size: int) -> Iterator[list[S]]:
-    """Yield batches of `size` samples; the last one may have fewer."""
     while batch := list(itertools.islice(samples, size)):
         yield batch
 
@@ -468,7 +467,6 @@ class DataGenerator:
                 sys.stdout.write(self._line(sample))
 
     def _line(self, sample: Any) -> str:
-        """Return a sample as a line of the multi-slot format."""
         words = []
         for slot in sample if isinstance(sample, list | tuple) else [sample]:
             if not (isinstance(slot, list | tuple) and len(slot) == 2 and slot[1]):

@@ -165,7 +165,6 @@ class ServingClient:
 
 
 def _message(name: str, value: Any) -> Any:
-    """Return the message for one input of a prediction."""
     is_array = isinstance(value, np.ndarray) and value.dtype.kind in "iufb"
     shape = value.shape if is_array and value.ndim > 1 else ()
     field, bags = _field(f"input {name!r}", as_jagged(name, value.reshape(-1) if shape else value))

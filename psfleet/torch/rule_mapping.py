@@ -75,7 +75,11 @@ def formula_of(kind: type[torch.optim.Optimizer], group: Group, *, rows: bool) -
     if rows:
         _require(kind, group, "weight_decay", 0, "torch refuses it for sparse gradients too")
     matching.sort(key=lambda pair: not pair[1].when)  # a rule for special options goes first
-    rule, spec = next(pair for pair in matching if _chosen(pair[1], group))
+    rule, spec = next(
+        (rule, spec)
+        for rule, spec in matching
+        if all(group.get(option) == value for option, value in spec.when.items())
+    )
     for option, value in spec.required.items():
         _require(kind, group, option, value, spec.hint.get(option, ""))
     return _formula(rule, spec, group)
@@ -85,10 +89,6 @@ def _declared() -> Iterator[tuple[type[Rule], TorchSpec]]:
     for rule in RULES.values():
         for spec in rule.torch:
             yield rule, spec
-
-
-def _chosen(spec: TorchSpec, group: Group) -> bool:
-    return all(group.get(option) == value for option, value in spec.when.items())
 
 
 def _formula(rule: type[Rule], spec: TorchSpec, group: Group) -> RuleMapping:

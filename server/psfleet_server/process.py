@@ -444,7 +444,6 @@ class Server:
 
 
 def _coordinator_of(environment: Environment) -> Coordinator | None:
-    """Return a new coordinator on server 0, and None on other servers."""
     if environment.rank:
         return None
     return Coordinator(environment.workers, len(environment.servers), environment.dead_after)

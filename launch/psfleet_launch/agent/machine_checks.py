@@ -114,7 +114,6 @@ def _installed(packages: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _cuda(has_gpu: bool) -> Finding:
-    """Check the packages that servers need for tables on a GPU."""
     versions, missing = _installed(_CUDA_PACKAGES)
     drivers = [f"driver {version}" for version in gpu_drivers()] or ["no driver"]
     advice = (

@@ -302,7 +302,6 @@ def serve(models: tuple[str, ...], **options: Any) -> int:
 
 
 def _followed(by_name: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model with the weights of a running job, by its name."""
     from psfleet.serving.model import follow
 
     if len(by_name) > 1:

@@ -220,7 +220,6 @@ class Tracebacks:
         return b""
 
     def _may_belong(self, partial: bytes) -> bool:
-        """Return whether an incomplete line may belong to a traceback."""
         return HEADER.startswith(partial) or bool(self._block)
 
 

@@ -269,7 +269,6 @@ class LocalEngine(Engine):
         self._events += [Said(member, line.decode(errors="replace")) for line in lines]
 
     def _close_liveness_pipe(self, member: Member) -> None:
-        """Close the liveness pipe of a member, if it is open."""
         self._words.pop(member, None)
         if pipe := self._pulses.pop(member, None):
             self.selector.unregister(pipe)

@@ -22,6 +22,7 @@ from typing import Any
 from psfleet.core.base.errors import FrameError
 from psfleet.core.base.files import let_appear, read_small
 from psfleet.core.base.json_documents import Format, Misfit, exact, reading
+from psfleet.core.base.panels.panel import counted
 from psfleet_launch.job.job_folder import HISTORY
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.observability.fleet_reader import panel_texts
@@ -256,8 +257,7 @@ class JobHistory:
             case PromoteStandby(member, before):
                 yield JobEvent(at, "takeover", str(member), text=str(before))
             case ServersMoved(servers):
-                noun = "server" if servers == 1 else "servers"
-                yield JobEvent(at, "moved", text=f"{servers} {noun} from now on")
+                yield JobEvent(at, "moved", text=f"{counted(servers, 'server')} from now on")
             case StopRequested(number):
                 yield JobEvent(at, "stop", text=f"signal {number}")
             case Said(member, text):

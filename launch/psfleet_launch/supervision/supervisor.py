@@ -283,7 +283,6 @@ class Supervisor:
         )
 
     def _orphan(self, member: Member) -> Member | None:
-        """Return the running standby of this primary, or None."""
         if self.standbys is None or self.standbys.primary.get(member.rank) != member:
             return None
         heir = self.standbys.standby.get(member.rank)

@@ -399,7 +399,6 @@ def _as_gradient(value: Any, spec: TableSpec) -> Floats:
 
 
 def _described(value: Any) -> str:
-    """Return a few words about a value, for a message."""
     type_name = type(value).__name__
     if isinstance(value, tuple | list):
         return f"a {type_name} of {len(value)}"

@@ -139,11 +139,6 @@ def zeroed(grad: Grad | None) -> Grad | None:
     return None if grad is None else np.zeros_like(grad)
 
 
-def _pushed(grad: SparseGrad) -> Floats:
-    """Return the values of a sparse gradient in a push: float32 [n, dim], or [n, dim + 2] with scores."""
-    return grad.rows if grad.scores is None else np.concatenate([grad.rows, grad.scores], axis=1)
-
-
 def gradient_of(table: int, grad: Grad | SparseElements, rate: float) -> Gradient:
     """Convert a gradient to the form in which a push contains it."""
     if isinstance(grad, SparseElements):
@@ -151,7 +146,9 @@ def gradient_of(table: int, grad: Grad | SparseElements, rate: float) -> Gradien
     if isinstance(grad, PooledGradient):
         return Gradient(table, grad.values, grad.ids, rate, bags=grad.of.parts)
     if isinstance(grad, SparseGrad):
-        return Gradient(table, _pushed(grad), grad.ids, rate)
+        rows, scores = grad.rows, grad.scores
+        values = rows if scores is None else np.concatenate([rows, scores], axis=1)
+        return Gradient(table, values, grad.ids, rate)
     return Gradient(table, grad, None, rate)
 
 

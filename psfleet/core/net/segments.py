@@ -306,7 +306,6 @@ def _gradient(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Gradient:
 def _short_values(
     segment: Segment, spec: TableSpec, cursor: "_Cursor", shape: tuple[int, ...]
 ) -> Floats:
-    """Return the values of a compressed gradient as float32."""
     form = NUMBERED.get(segment.precision)
     if form is None or (segment.content == ELEMENTS and not form.has_elements):
         raise FrameError(f"table {spec.name!r}: precision {segment.precision} is unknown")

@@ -216,7 +216,6 @@ class FeatureLookup(Generic[K]):
         }
 
     def _pooled_ids(self, key: K, names: list[str]) -> PooledIds:
-        """Return the ids and bags of some features of a table."""
         if names == self._names[key]:
             return self.pooled[key]
         ids = [self._bags[name].ids for name in names]
@@ -253,7 +252,6 @@ class FeatureLookup(Generic[K]):
         return {key: names for key, names in features.items() if names}
 
     def _table_gradient(self, names: list[str], gradients: Mapping[str, Any]) -> tuple[Ids, Floats]:
-        """Return the ids of these features of a table, and the gradients of their rows."""
         if len(names) == 1:
             [name] = names
             return self._bags[name].ids, self._parts[name].spread(self._flat(name, gradients[name]))

@@ -182,7 +182,6 @@ def no_samples(features: FeatureSet) -> dict[str, Any]:
 
 
 def _nothing(feature: Feature | Number | Input, samples: int) -> Any:
-    """Return values for a feature that is missing in a batch."""
     if not feature.jagged:
         return feature.of(None, samples)  # type: ignore[union-attr]
     kinds = {"text": object, "float": np.float32}

@@ -454,12 +454,8 @@ class JobFiles:
     def _write(self) -> None:
         for name, content in [*self.late.items()]:
             with contextlib.suppress(OSError):
-                let_appear(self._folder / name, partial(_fill, content))
+                let_appear(self._folder / name, partial(Path.write_bytes, data=content))
                 del self.late[name]
-
-
-def _fill(content: bytes, draft: Path) -> None:
-    draft.write_bytes(content)
 
 
 class LauncherFiles:

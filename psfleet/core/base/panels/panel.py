@@ -393,3 +393,8 @@ def number_text(value: float, unit: str) -> str:
 def rate_text(value: float, things: str) -> str:
     """Return a rate as a text. `rate_text(13500, "steps")` is `13.5 k steps/s`."""
     return f"{number_text(value, 'short')} {things}/s"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things as a text: `1 server`, `3 servers` or, for a range, `1..4 servers`."""
+    return f"{count} {noun}{'' if str(count) == '1' else 's'}"

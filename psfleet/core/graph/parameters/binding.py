@@ -275,7 +275,7 @@ class BoundTables(ParameterClient):
         bound = BoundTable(spec.key, spec, parameter, owner)
         if spec.kind == "dense":
             self.runtime.create(spec, _master(parameter))
-        elif (parameter.binding is None and not _has_value(parameter)) or is_trained(
+        elif (parameter.binding is None and parameter._value is None) or is_trained(
             self.runtime, [spec.name]
         ):
             self.runtime.create(spec)
@@ -367,10 +367,10 @@ class BoundTables(ParameterClient):
             bound.drop_pulled()
 
 
-def tables(runtime: Runtime | None = None) -> BoundTables:
-    """Return the BoundTables of a runtime, or of the active runtime if it is None."""
+def tables() -> BoundTables:
+    """Return the BoundTables of the active runtime."""
     process = current()
-    runtime = runtime or process.active()
+    runtime = process.active()
     bound: BoundTables | None = process.bound_tables
     if bound is None or bound.runtime is not runtime:
         bound = process.bound_tables = BoundTables(runtime)
@@ -420,10 +420,6 @@ def _master(parameter: Parameter) -> Floats:
     """Return a copy of the value in float32, even if the parameter shows it in 16 bits."""
     bound = parameter.binding
     return np.array(bound.value(parameter) if bound else parameter.numpy(), np.float32)
-
-
-def _has_value(parameter: Parameter) -> bool:
-    return parameter._value is not None
 
 
 @dataclass(eq=False)

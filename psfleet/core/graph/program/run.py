@@ -318,7 +318,7 @@ def _array(variable: Variable, value: Any) -> Array:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        lengths = _lengths(value)
+        lengths = {len(sample) if isinstance(sample, Sized) else 1 for sample in value}
         if len(lengths) > 1:
             raise ShapeError(
                 f"feed {variable.name!r} has samples of {min(lengths)} to {max(lengths)} values; pad them to "
@@ -338,11 +338,6 @@ def _array(variable: Variable, value: Any) -> Array:
     if variable.dtype.kind == "i":
         return whole_numbers(f"feed {variable.name!r}", array).astype(variable.dtype, copy=False)
     return array.astype(variable.dtype)
-
-
-def _lengths(samples: Sequence[Any]) -> set[int]:
-    """Return the different lengths of the samples. A single value has length 1."""
-    return {len(sample) if isinstance(sample, Sized) else 1 for sample in samples}
 
 
 def whole_numbers(what: str, array: Array) -> Array:

@@ -245,7 +245,6 @@ class LocalSparseTable:
 
 
 def _distinct(ids: Ids) -> Ids:
-    """Return each id once."""
     unique: Ids = dedup(np.ascontiguousarray(ids, np.int64), 1).unique[0]
     return unique
 
