@@ -440,8 +440,6 @@ def _widened(before: TableSpec, after: TableSpec, ids: Ids, rows: Floats) -> Flo
                                      if the whole row shares one value of the slot
 
     Args:
-        before: Definition of the old table.
-        after: Definition of the wider table.
         ids: Ids of the rows, int64 [n].
         rows: Weights and state, float32 [n, before.dim * (1 + slots)].
 

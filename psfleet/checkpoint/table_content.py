@@ -54,7 +54,6 @@ def known_tables(path: str, specs: Sequence[TableSpec], names: Collection[str]) 
 
     Args:
         path: Path of the snapshot, for error messages.
-        names: Names of the requested tables.
 
     Raises:
         CheckpointError: The snapshot has no table of one of the names.

@@ -57,7 +57,6 @@ def check_columns(names: Sequence[str], columns: Sequence[str], where: str) -> N
 
     Args:
         names: Columns to look for.
-        columns: Columns of the file.
         where: Name of the file, for error messages.
 
     Raises:

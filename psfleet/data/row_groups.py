@@ -137,7 +137,6 @@ class RowGroupSource(ABC):
         Args:
             names: Columns to read. Columns that the file lacks, because only its folders name them, may be
                 left out.
-            rows: Maximum number of rows to yield at a time.
             is_raw: True to return texts exactly as they are in the file. Otherwise a format without types
                 splits texts into lists and replaces missing values.
         """
@@ -159,9 +158,6 @@ class RowGroupSource(ABC):
     def group(self, number: int) -> Rows:
         """Read the good rows of one row group, in the order of the file.
 
-        Args:
-            number: Number of the row group among all files.
-
         Raises:
             UsageError: A row or the file cannot be read, and `bad_rows` is "fail".
         """
@@ -176,7 +172,6 @@ class RowGroupSource(ABC):
         """Read columns of some rows of a row group without converting them. Returns pyarrow arrays by column.
 
         Args:
-            number: Number of the row group among all files.
             names: Columns to read. They need not belong to a feature.
             rows: Numbers of the rows within the group, int64 [n].
 

@@ -105,7 +105,6 @@ def csv_cells(
 
     Args:
         columns: All columns of the file, in order.
-        names: Columns to return.
         nulls: Texts that mean a missing value.
 
     Returns:

@@ -39,11 +39,7 @@ class ParameterGroup:
     settings: dict[str, Any]
 
     def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the constructor's arguments for this group: `values` overridden by the group's settings.
-
-        Args:
-            values: Arguments that were passed to the constructor, by name.
-        """
+        """Return the constructor's arguments for this group: `values` overridden by the group's settings."""
         own_names = {"parameters", *self.settings}
         # A group that sets weight_decay must not inherit regularization, its other name.
         if _DECAY & own_names:

@@ -74,7 +74,6 @@ class WeightCopy:
 
     Args:
         source: Name of the job, for error messages.
-        form: Number format of the rows.
         part: Share of the ids to keep, as (number from 0, number of parts). (0, 1) keeps all ids.
 
     Attributes:

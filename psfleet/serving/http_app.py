@@ -79,7 +79,6 @@ class HttpConnection:
     Implements psfleet.core.net.http2.connection_admission.ServedConnection.
 
     Args:
-        transport: Transport of the connection's bytes.
         check: Function from a request with its path and headers to a reply that refuses it, or None to
             accept it.
         reply_to: Function from a request to its reply. It does not raise.

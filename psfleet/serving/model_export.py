@@ -149,7 +149,6 @@ def write_index(where: Path, tower: Model, rows: ServedRows) -> None:
 
     Args:
         tower: Model with one feature and one output [n, k]. The feature's ids must not be hashed.
-        rows: Weights of the tower.
 
     Raises:
         ConfigError: The tower has other inputs or outputs, or faiss is not installed.

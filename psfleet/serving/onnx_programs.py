@@ -64,9 +64,6 @@ def onnx_module() -> Any:
 class OnnxGraph:
     """ONNX graph of a program. The program's operations are added to the graph one after the other.
 
-    Args:
-        inference: The program, with its feeds and targets.
-
     Attributes:
         rows: For each input that takes looked-up rows, by its name: the name of their table.
     """

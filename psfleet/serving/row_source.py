@@ -382,7 +382,6 @@ def rows_of_export(path: str, rows_form: RowForm | None = None) -> ServedRows:
     """Read the weights of an exported model.
 
     Args:
-        path: Folder of the export.
         rows_form: Number format of the rows in memory, or None to keep the format of the export.
 
     Raises:

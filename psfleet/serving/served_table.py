@@ -116,9 +116,6 @@ class ServedTable:
     """Map from ids to rows. An id without a row has the initial value that it would have in training.
 
     Not thread-safe: ServedRows and Follower use locks.
-
-    Args:
-        spec: Definition of the table.
     """
 
     def __init__(self, spec: TableSpec, form: RowForm = "float32") -> None:

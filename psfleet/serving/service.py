@@ -123,7 +123,6 @@ class PredictionService:
 
     Args:
         models: Models, in the order in which clients see them.
-        metrics: Metrics of these models.
     """
 
     def __init__(self, models: Sequence[ServedModel], metrics: ServingMetrics) -> None:

@@ -168,7 +168,6 @@ class EmbeddingRows:
         """Create the table on the servers. All workers must then call `fill`.
 
         Args:
-            client: Client for pulls and pushes of the table.
             formula: Update rule of the table, with its weight decay.
         """
         if self._client is not None:

@@ -269,9 +269,7 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
     """Computes one stage's part of the training step for one batch.
 
     Args:
-        parts: Modules of this stage.
         kind: Order of forward and backward passes.
-        sizes: Number of samples of each micro-batch.
         inputs: Inputs of the whole batch, used by the first stage.
         targets: Targets of the whole batch, used by the last stage.
         loss: Function from outputs and targets of a micro-batch to its mean loss.

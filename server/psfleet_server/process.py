@@ -453,7 +453,6 @@ def serve(environment: Environment, load_path: str | None = None) -> None:
     """Run a server until every worker has left or the process is requested to end.
 
     Args:
-        environment: Environment of the process.
         load_path: Checkpoint to start from, or None.
 
     Raises:

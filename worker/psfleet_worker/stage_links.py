@@ -33,11 +33,7 @@ _LINGER = 2000
 
 
 class CurveAuthenticator:
-    """Keys of a job, and the thread that refuses peers with other keys.
-
-    Args:
-        context: ZeroMQ context of the sockets.
-    """
+    """Keys of a job, and the thread that refuses peers with other keys."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", token: str) -> None:
         secret = hashlib.sha256(b"psfleet stages " + token.encode()).digest()

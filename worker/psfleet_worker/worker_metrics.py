@@ -204,7 +204,6 @@ class WorkerMetrics:
     """Collects the metrics of a worker.
 
     Args:
-        times: Times of the worker's steps.
         retries: Returns the total number of repeated attempts of calls.
 
     Attributes:

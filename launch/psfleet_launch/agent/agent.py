@@ -140,7 +140,6 @@ class Agent:
     """Runs processes of one job on this machine. Call `run` from the main thread, because it handles signals.
 
     Args:
-        link: Connection to the launcher.
         folder: Private folder for sockets, ready files, credentials and output.
         lifeline: File descriptor, such as standard input. The agent ends at its end of file. -1 for none.
     """

@@ -76,7 +76,6 @@ def check_machine(engine: type[Engine], root: Path = Path("/")) -> Iterator[Find
     """Check this machine, and yield the result of each check.
 
     Args:
-        engine: Engine whose requirements are checked.
         root: Parent of the folders /proc and /sys, for tests.
     """
     yield _versions()

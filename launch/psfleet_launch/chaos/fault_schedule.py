@@ -97,7 +97,6 @@ def schedule(
     - The number of servers changes if `scales` is True.
 
     Args:
-        request: Job under chaos.
         pace: Mean number of seconds between two faults. The actual times are 0.5 to 1.5 times as long.
         scales: True if the number of servers can change.
     """

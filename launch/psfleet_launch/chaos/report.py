@@ -107,7 +107,6 @@ def findings(run: FinishedJob, plain: FinishedJob | None) -> list[PromiseResult]
     """Check every promise.
 
     Args:
-        run: The job under chaos.
         plain: The same job without faults. None in modes other than sync, which do not promise identical
             bits.
     """
@@ -384,11 +383,7 @@ def _descriptors_beyond(before: Leftovers) -> list[str]:
 
 
 def show(results: Sequence[PromiseResult], faults: Sequence[Any], to: Path, seed: int) -> bool:
-    """Print the results and write them to a JSON file. Return False if a promise is broken.
-
-    Args:
-        results: Results of `findings`.
-    """
+    """Print the results and write them to a JSON file. Return False if a promise is broken."""
     kinds: dict[str, int] = {}
     for fault in faults:
         label = f"{fault['kind']} {fault['member'].split()[0]}"

@@ -106,8 +106,6 @@ def report(
     """Return the report that is shown at the end of a job that has failed or was stopped.
 
     Args:
-        state: Supervisor with the first failure.
-        ended_at: Time at which each process ended.
         host: Function that returns the machine of a process.
     """
     if state.failure is None:

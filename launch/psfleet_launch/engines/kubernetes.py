@@ -145,11 +145,7 @@ def _without_none(value: Any) -> Any:
 
 
 def job_file(items: Mapping[type, Any], strategy: Mapping[str, Any]) -> str:
-    """Return a job file (TOML) with the values of some groups of settings. Default values are left out.
-
-    Args:
-        items: Object with the values for each class of settings.
-    """
+    """Return a job file (TOML) with the values of some groups of settings. Default values are left out."""
     lines = {
         setting.key: value
         for group, item in items.items()

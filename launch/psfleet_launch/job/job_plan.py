@@ -275,9 +275,6 @@ def child_environment(
     5. default sizes of thread pools.
 
     Args:
-        member: Member whose process will be started.
-        told: Start parameters of the process.
-        base: Environment of the launcher.
         cores: Number of cores that the job may use, or None for the cores that the launcher may use.
     """
     variables = to_variables(_environment(job, member, told), *_TOLD)

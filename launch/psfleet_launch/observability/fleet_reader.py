@@ -163,11 +163,7 @@ class FleetReader:
             yield from self._decoded(last)
 
     def _take_last(self, endpoint: str, timeout: float = 0.0) -> bool:
-        """Store the reply that a server gives at its end. Return whether the call is over.
-
-        Args:
-            timeout: Seconds to wait for the reply.
-        """
+        """Store the reply that a server gives at its end. Return whether the call is over."""
         import grpc
 
         try:

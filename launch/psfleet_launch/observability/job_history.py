@@ -159,7 +159,6 @@ class JobHistory:
     memory. If the disk is full, nothing more is written to the file, and the job continues.
 
     Args:
-        folder: Folder of the job's logs.
         fields: Content of the first line, from `heading`.
         epoch: Time of the monotonic clock's zero, in seconds since 1970, or None for this process's clock.
         host: Function that returns the machine of a process that has been started.

@@ -114,7 +114,6 @@ def write_report(folder: Path, to: Path | None = None) -> Path:
     """Write the report of a job, and return its path.
 
     Args:
-        folder: Folder of the job's logs.
         to: Path of the report, or None for the folder of the logs.
 
     Raises:

@@ -64,12 +64,7 @@ class HangDetector:
         return self._last_signals.get(member, self._awake) + self.patience < self._awake
 
     def has_hung(self, member: Member, other: Member) -> bool:
-        """Return whether a member is hung: its partner's last signal is at least `patience` seconds later.
-
-        Args:
-            member: Server or standby.
-            other: Its partner.
-        """
+        """Return whether a member is hung: its partner's last signal is at least `patience` seconds later."""
         silent_from = self._last_signals.get(member, self._awake) + self.patience
         return silent_from < self._last_signals.get(other, 0.0)
 

@@ -185,7 +185,6 @@ def not_installed(use: str, package: str, extra: str) -> ConfigError:
 
     Args:
         use: Subject and verb of the error's sentence, such as "Kafka topics need".
-        extra: Extra of psfleet that installs the package.
     """
     return ConfigError(
         f"{use} {package}, which is not installed; run: pip install '.[{extra}]' in psfleet's checkout"

@@ -210,11 +210,7 @@ class CompletedPush:
 
 
 class CompletedPull:
-    """PendingPull for a pull that is already answered.
-
-    Args:
-        values: Values that `wait` returns.
-    """
+    """PendingPull for a pull that is already answered."""
 
     def __init__(self, values: list[Floats]) -> None:
         self._values = values
@@ -225,11 +221,7 @@ class CompletedPull:
 
 
 class ClosedRuntime:
-    """Replacement for a closed object: every access to an attribute raises UsageError.
-
-    Args:
-        sentence: Text of the error.
-    """
+    """Replacement for a closed object: every access to an attribute raises UsageError."""
 
     def __init__(self, sentence: str) -> None:
         self._sentence = sentence

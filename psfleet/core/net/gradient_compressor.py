@@ -142,7 +142,6 @@ class GradientCompressor:
         Args:
             ids: Distinct ids of the rows.
             rows: float32 [n, dim].
-            out: Receives the compressed rows.
 
         Raises:
             UsageError: A row has an infinity or NaN. This can happen even after `check`, if gradients of
@@ -162,7 +161,6 @@ class GradientCompressor:
         Args:
             low: Index of the slice's first element in the flattened array, a multiple of SCALE_BLOCK.
             values: float32 [n], finite if the format requires it (see `check`).
-            out: Receives the compressed values.
         """
         self.saved += values.nbytes - out.codes.nbytes - out.scales.nbytes
         has_rests = self.feeds and out.format.has_feedback

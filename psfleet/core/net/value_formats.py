@@ -162,7 +162,6 @@ class WireFormat(ABC):
             draw: Numbers that determine the random rounding.
             rests: Rounding errors of earlier pushes, float32 [n], which are added to the values and then
                 replaced by the errors of this push. None to round at random instead.
-            out: Receives the compressed values.
         """
         del low, draw, rests
         out.pack(values)

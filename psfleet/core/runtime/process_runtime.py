@@ -125,7 +125,6 @@ class ProcessRuntime:
 
         Args:
             make: Makes the runtime, unless `fleet.init()` has set another function.
-            parts: Settings that the client requests.
         """
         if self._runtime is None:
             self._runtime = (self._make or make)(parts)

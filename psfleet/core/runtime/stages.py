@@ -167,7 +167,6 @@ def exchange(
     Args:
         links: Links to the other processes, or None if there are none.
         tag: Tag of the messages, the same in all processes and used only once.
-        tellers: Numbers of the processes that send.
         mine: Arrays of this process. They are ignored if this process is not among `tellers`.
 
     Returns:
@@ -243,8 +242,6 @@ class PipelineEngine(ABC, Generic[Value]):
     - `_unpack` converts these arrays back to the value.
 
     Args:
-        kind: Schedule of all stages.
-        sizes: Number of samples of each micro-batch.
         links: Links to the other processes, or None if there are none.
         number: Number of the step. It is part of every tag, so it must be the same in all stages and must not
             be used again.
@@ -294,7 +291,6 @@ class PipelineEngine(ABC, Generic[Value]):
         Args:
             way: `forward` or `back`.
             stage: Index of the stage that needs the value.
-            micro: Index of the micro-batch.
             value: Value to send. The caller must not change it afterwards.
             name: Name of the value, if a stage needs several of a micro-batch.
         """

@@ -49,7 +49,6 @@ def bags_of(feature: Feature, bags: Jagged | None, samples: int) -> Bags:
     """Return the ids of a feature, divided into bags: the ids of one row of the feature's output.
 
     Args:
-        feature: Feature to look up.
         bags: Values of the feature in each sample, or None if the batch lacks the feature.
 
     Raises:

@@ -88,7 +88,6 @@ class PerUpdateSchedule(LRScheduler):
 
         Args:
             operand: Number or schedule. A schedule is evaluated after the same number of updates.
-            combine: Function of the two rates.
             swap: True to pass the operand's rate first.
         """
         if isinstance(operand, bool) or not isinstance(operand, int | float | PerUpdateSchedule):

@@ -261,7 +261,6 @@ class DataDispatch:
         """Return the decision to begin a dataset, or None if the dataset has begun.
 
         Args:
-            request: A worker's request.
             first_of: In sync mode the first round in which each worker takes part, otherwise None.
 
         Raises:

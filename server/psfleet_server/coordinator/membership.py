@@ -232,7 +232,6 @@ class Membership:
 
         Args:
             boot: Random number that identifies the process.
-            collectives: Number of completed collectives.
             follows: True if the seat was not removed before this change, so its samples still belong to it.
             over: True if the predecessor has left every server. The predecessor has then finished its script,
                 and the new incarnation starts from the beginning. If the predecessor died while it was

@@ -55,7 +55,6 @@ class RowMoves:
     Moves have rising numbers. A call for a move that has ended changes nothing.
 
     Args:
-        host: Host of this server's shard.
         open_log: Opens the log for a move number (first argument) and a number of servers (second argument).
             Returns None if the job keeps no logs.
         generation: Number of the move that created this process's log, or 0 if the rows have never moved.

@@ -127,7 +127,6 @@ class ServerScaling:
 
         Args:
             scaling: Scaling state of the coordinator, which has just begun.
-            endpoints: Endpoints of the present servers.
             generation: Number of the move that created this process's log, or 0 if the rows have never moved.
         """
         last = Scaled() if self._folder is None else read_scaled(self._folder)

@@ -58,7 +58,6 @@ class Session:
     """State of a worker process as a member of the fleet: registered with server 0, joined on every server.
 
     Args:
-        mode: Mode in which the script begins.
         patience: Seconds for which servers may be in different modes or rounds before that is an error.
 
     Attributes:

@@ -435,9 +435,6 @@ class JobFiles:
 
         A file in `late` is not sent, because the content in the folder is older than the content on the
         other side.
-
-        Args:
-            present: Result of `present`.
         """
         self._write()
         for name, content in present.items():

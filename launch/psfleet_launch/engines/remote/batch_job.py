@@ -88,7 +88,6 @@ class BatchQueue(ABC):
         the time limit. The launcher then takes a snapshot and ends.
 
         Args:
-            words: Arguments of the launcher.
             needs: Resources that each node must have. 0 means that the queue may choose.
             output: Files for standard output and standard error.
         """

@@ -62,9 +62,6 @@ def read_addresses(texts: Sequence[str]) -> dict[str, str]:
 def set_addresses(addresses: Mapping[str, str], machines: "Mapping[str, AgentConnection]") -> None:
     """Set the addresses that servers on some machines listen on.
 
-    Args:
-        machines: Connections of the agents by name of the machine.
-
     Raises:
         ConfigError: The job has no machine with one of the names.
     """

@@ -118,8 +118,6 @@ def histogram(
     Args:
         name: Name of the metric without the prefix `psfleet_`.
         buckets: For each upper bound, the number of values up to it. The last bound is `+Inf`.
-        total: Sum of all values.
-        labels: Labels of the metric.
     """
     from prometheus_client.core import HistogramMetricFamily
 

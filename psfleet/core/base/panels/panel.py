@@ -383,9 +383,6 @@ def number_text(value: float, unit: str) -> str:
 
     The screen, `psfleet top`, page and report all use this function. charts.js, which draws the charts in a
     browser, implements the same rules in JavaScript; a test compares the two.
-
-    Args:
-        unit: Unit of a panel (`Panel.unit`).
     """
     return _FORMATS[unit](value)
 

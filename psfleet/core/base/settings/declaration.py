@@ -183,10 +183,6 @@ def check(item: Any, source: Callable[[Setting], str]) -> None:
 def from_variables(group: type, variables: Mapping[str, str]) -> dict[str, Any]:
     """Return the values of those settings of a group whose variables are set and not empty.
 
-    Args:
-        group: Dataclass that declares the settings.
-        variables: Environment variables.
-
     Returns:
         Values by the name of the field.
 
@@ -235,7 +231,6 @@ def from_tables(group: type, tables: Mapping[str, Any], where: str) -> dict[str,
     """Return the values of those settings of a group that a file contains, by the name of the field.
 
     Args:
-        group: Dataclass that declares the settings.
         where: Name of the file, for messages.
 
     Raises:

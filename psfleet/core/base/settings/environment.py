@@ -180,9 +180,6 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
 def reader_environment(servers: Sequence[str]) -> Environment:
     """Return the settings of a process that connects to a fleet without a role in it.
 
-    Args:
-        servers: Endpoints of the fleet's servers.
-
     Raises:
         ConfigError: A value is not allowed.
     """

@@ -67,10 +67,6 @@ def reference_of(rule: NamedDefinition) -> str:
 def make_rule(reference: str, hyperparameters: dict[str, float]) -> Rule:
     """Make the rule that a message or file refers to.
 
-    Args:
-        reference: Result of `reference_of`.
-        hyperparameters: Result of Rule.hyperparameters.
-
     Raises:
         RuleError: No rule has this name, or the rule is defined differently in this process.
         ConfigError: A hyperparameter is unknown, or its value is out of range.

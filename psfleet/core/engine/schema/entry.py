@@ -399,7 +399,6 @@ def make_entry(kind: str, values: dict[str, float]) -> Entry | None:
 
     Args:
         kind: Result of Entry.kind, such as "count_filter" or "ttl+capacity:evict".
-        values: Result of Entry.values.
 
     Raises:
         ConfigError: The kind is unknown, or it has other numbers.

@@ -408,7 +408,7 @@ def _with_next(
     batches: Iterable[T], feed: Callable[[T], Mapping[str, Any]] | None = None
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
     """Yield each feed with the feed after it, or with None if the next feed is not known yet."""
-    make: Callable[[Any], Mapping[str, Any]] = feed or (lambda batch: batch)
+    make: Callable[[Any], Any] = feed or (lambda batch: batch)
     next_feed: Mapping[str, Any] | None = None
     for batch, following in with_next(
         batches, lambda: current().is_active and active().reads_ahead

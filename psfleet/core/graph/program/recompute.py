@@ -134,7 +134,6 @@ def peak_of(costs: ForwardCosts, edges: list[int], drops: list[bool]) -> int:
     """Return the largest memory in use at a time with these cuts, in bytes, counted as in `_search`.
 
     Args:
-        costs: Measured costs of the operations.
         edges: Positions at which segments begin, and the end.
         drops: For each segment, True if its activations are dropped.
     """

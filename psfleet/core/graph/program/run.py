@@ -277,7 +277,6 @@ def check_feed(
     """Check a feed, and convert each array to the dtype of its variable.
 
     Args:
-        program: Program that is about to run.
         feeds: Variables that must be fed. Other data variables of the program may be fed too.
 
     Raises:

@@ -152,7 +152,6 @@ def error_of(error: grpc.RpcError, server: str, question: str = "") -> PsfleetEr
     """Return the psfleet error for a gRPC call that failed.
 
     Args:
-        error: Exception raised by gRPC.
         server: Name of the other process, for the error's text.
         question: Request that the call waited for, and how long it waited. Used in the text of a timeout.
     """
@@ -171,7 +170,6 @@ def error_named(
 
     Args:
         name: Name of the class from the trailing metadata, or empty.
-        details: Text of the status.
         server: Name of the other process, for the error's text.
         question: Request that the call waited for, and how long it waited. Used in the text of a timeout.
     """
@@ -263,7 +261,6 @@ class RelocatingChannel:
 
     Args:
         moves: Path of the file that lists the new endpoints of moved servers.
-        connect: Opens a channel to an endpoint.
 
     Attributes:
         on_move: Called after the endpoint has changed, in any thread. Must not block.

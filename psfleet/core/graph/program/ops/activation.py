@@ -132,7 +132,6 @@ def keep_mask(
 
     Args:
         drop: Probability of dropping a value.
-        seed, name, step: Values that determine the mask.
     """
     digest = hashlib.blake2b(f"{seed} {name} {step}".encode(), digest_size=16).digest()
     size = int(np.prod(shape))
