@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from psfleet.core.base.arrow import pa
-from psfleet.core.base.errors import UsageError, not_installed
+from psfleet.core.base.errors import UsageError, optional_module
 
 
 def files_of(paths: Any, endings: Sequence[str]) -> list[str]:
@@ -78,11 +78,7 @@ def opened(file: str) -> Any:
 
 
 def _fsspec() -> Any:
-    try:
-        import fsspec
-    except ModuleNotFoundError:
-        raise not_installed("files at a URL need", "fsspec", "parquet") from None
-    return fsspec
+    return optional_module("fsspec", "files at a URL need", "fsspec", "parquet")
 
 
 def partition_of(file: str) -> dict[str, str | None]:

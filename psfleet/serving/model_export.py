@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.core.base.errors import CheckpointError, ConfigError, not_installed
+from psfleet.core.base.errors import CheckpointError, ConfigError, optional_module
 from psfleet.core.base.files import reason
 from psfleet.core.base.object_store import ObjectStore, readable, upload
 from psfleet.core.base.settings.kinds import ExportFormat, RowForm, local_path, shown_url, url_of
@@ -153,10 +153,7 @@ def write_index(where: Path, tower: Model, rows: ServedRows) -> None:
     Raises:
         ConfigError: The tower has other inputs or outputs, or faiss is not installed.
     """
-    try:
-        faiss: Any = importlib.import_module("faiss")
-    except ImportError:
-        raise not_installed("an index needs", "faiss", "faiss") from None
+    faiss = optional_module("faiss", "an index needs", "faiss", "faiss")
     inputs = list(tower.features or ())
     only = inputs[0] if len(inputs) == 1 else None
     if not isinstance(only, Feature) or only.hashed or only.transform:

@@ -14,7 +14,6 @@ An export is a folder:
 export.json is written last, so a folder that has export.json is complete. docs/formats.md has the layout.
 """
 
-import importlib
 import json
 import os
 import threading
@@ -30,7 +29,7 @@ from typing_extensions import override
 
 from psfleet.checkpoint import Snapshot
 from psfleet.checkpoint.safetensors_files import digest, read_arrays, write_arrays
-from psfleet.core.base.errors import ConfigError, UnknownTable, not_installed
+from psfleet.core.base.errors import ConfigError, UnknownTable, optional_module
 from psfleet.core.base.files import read_small, regular, replace, sync
 from psfleet.core.base.json_documents import Format, Misfit, exact, reading
 from psfleet.core.base.settings.kinds import ArrayFormat, RowForm
@@ -308,10 +307,7 @@ def _read_npz(where: Path) -> Arrays:
 
 
 def _torch() -> Any:
-    try:
-        return importlib.import_module("torch")
-    except ImportError:
-        raise not_installed("files of the format torch need", "PyTorch", "torch") from None
+    return optional_module("torch", "files of the format torch need", "PyTorch", "torch")
 
 
 def _write_torch(where: Path, arrays: Arrays) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from psfleet.core.base.errors import CheckpointError, ConfigError, not_installed
+from psfleet.core.base.errors import CheckpointError, ConfigError, optional_module
 from psfleet.core.base.settings.kinds import local_path, shown_url, url_of
 
 T = TypeVar("T")
@@ -49,10 +49,7 @@ class ObjectStore:
 
     def __init__(self, url: str) -> None:
         self.name = shown_url(url)
-        try:
-            import fsspec
-        except ModuleNotFoundError:
-            raise not_installed(f"the URL {self.name!r} needs", "fsspec", "objects") from None
+        fsspec = optional_module("fsspec", f"the URL {self.name!r} needs", "fsspec", "objects")
         try:
             self._system, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError, OSError) as error:

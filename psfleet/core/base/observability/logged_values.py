@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from psfleet.core.base.errors import ConfigError, UsageError, not_installed
+from psfleet.core.base.errors import ConfigError, UsageError, optional_module
 from psfleet.core.base.settings.kinds import local_path
 
 _MOST = 100  # largest number of names: each is a series in every monitoring system
@@ -37,17 +37,14 @@ class EventFile:
 
     def __init__(self, folder: str | Path) -> None:
         folder = local_path(folder)
-        try:
-            from tensorboardX.event_file_writer import EventsWriter
-        except ImportError:
-            raise not_installed(
-                f"--tensorboard {folder} needs", "tensorboardX", "tensorboard"
-            ) from None
+        use = f"--tensorboard {folder} needs"
+        module = "tensorboardX.event_file_writer"
+        writer = optional_module(module, use, "tensorboardX", "tensorboard").EventsWriter
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # The file's name begins with the present second. A process that is restarted within a second
             # has a new id.
-            self._file = EventsWriter(os.path.join(folder, "events"), f".{os.getpid()}")
+            self._file = writer(os.path.join(folder, "events"), f".{os.getpid()}")
         except OSError as error:
             raise ConfigError(
                 f"--tensorboard is {str(folder)!r}, which cannot be written to ({error.strerror})"
