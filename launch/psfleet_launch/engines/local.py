@@ -194,7 +194,7 @@ class LocalEngine(Engine):
         return process.returncode
 
     def _exit(self, member: Member, code: int) -> ProcessExited:
-        usage = self._used[self._processes[member].pid]
+        usage = self._used.pop(self._processes[member].pid)
         text = usage_text(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
         return ProcessExited(member, code, self._has_left(member), self._cause(code), text)
 

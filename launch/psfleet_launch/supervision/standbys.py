@@ -132,11 +132,6 @@ class Standbys:
         self.terms = dict.fromkeys(self.primary, 1)
         return tuple(map(self._next, self.primary))
 
-    @property
-    def awaited(self) -> set[Member]:
-        """Members that are not ready yet: standbys that still receive rows, and promoted standbys."""
-        return set(self.standby.values()) - self.ready | self.promoted
-
     def follows(self, member: Member) -> bool:
         """Return whether a member is a standby now."""
         return self.standby.get(member.rank) == member

@@ -408,7 +408,10 @@ def _with_next(
     batches: Iterable[T], feed: Callable[[T], Mapping[str, Any]] | None = None
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
     """Yield each feed with the feed after it, or with None if the next feed is not known yet."""
-    make: Callable[[Any], Any] = feed or (lambda batch: batch)
+
+    def make(batch: Any) -> Any:
+        return batch if feed is None else feed(batch)
+
     next_feed: Mapping[str, Any] | None = None
     for batch, following in with_next(
         batches, lambda: current().is_active and active().reads_ahead
