@@ -1,11 +1,7 @@
 """Averages of the weights over training, for evaluation: ExponentialMovingAverage and ModelAverage.
 
 A model with averaged weights often scores better than with the last weights. Each worker averages the dense
-weights that it has pulled, in its own memory; the servers' tables do not change. Inside the block of
-`apply()` the model computes with the averages:
-
-    with ema.apply():
-        evaluate(model)
+weights that it has pulled, in its own memory; the servers' tables do not change.
 """
 
 import contextlib
