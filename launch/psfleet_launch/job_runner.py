@@ -465,7 +465,6 @@ class JobRunner:
         )
 
     def _restart(self, member: Member) -> str:
-        """Return the message about the restart of a member."""
         allowed, remedy = self._supervisor.restarts, "it goes on from its log"
         if member.role == "worker":
             allowed, remedy = self._supervisor.worker_restarts, "a new process takes its seat"

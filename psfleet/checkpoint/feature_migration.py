@@ -28,6 +28,7 @@ from psfleet.checkpoint.manifest import Manifest, chain
 from psfleet.checkpoint.rewriting import grown_columns, grown_spec, rewrite, shape_text
 from psfleet.checkpoint.safetensors_files import place_of
 from psfleet.core.base.errors import CheckpointError
+from psfleet.core.base.panels.panel import counted
 from psfleet.core.engine.kernels.initial_values import initial_rows
 from psfleet.core.engine.rules.rule import Rule
 from psfleet.core.engine.schema.entry import CapacityEntry, part_of
@@ -76,7 +77,6 @@ class TableChange:
         return self.before.servers != self.after.servers
 
     def __str__(self) -> str:
-        """Return one line that describes the change."""
         spec = self.after or self.before
         assert spec is not None
         size = f"{self.rows:,} {'rows' if spec.kind == 'sparse' else 'values'}"
@@ -106,9 +106,7 @@ def _differences(before: TableSpec, after: TableSpec) -> Iterator[str]:
 
 
 def _where(spec: TableSpec) -> str:
-    if spec.servers is None:
-        return "all servers"
-    return f"{spec.servers} server{'s' if spec.servers > 1 else ''}"
+    return "all servers" if spec.servers is None else counted(spec.servers, "server")
 
 
 @dataclass(frozen=True)
@@ -311,7 +309,6 @@ def _added(table: Table, seed: int) -> TableSpec:
     """Return the definition of a new table: the same that the changed script will create the table with.
 
     Args:
-        table: Table of the features.
         seed: Seed for an initializer without a seed. A script uses the same for all tables.
     """
     start, seed = starting(table.initializer, (None, table.dim), seed, f"table {table.name!r}")
@@ -333,11 +330,6 @@ def _added(table: Table, seed: int) -> TableSpec:
 
 def _taken_over(spec: TableSpec, table: Table, rows: int) -> TableSpec:
     """Return the new definition of a table that is both in the snapshot and in the features.
-
-    Args:
-        spec: Definition in the snapshot.
-        table: Table of the features.
-        rows: Number of rows in the snapshot.
 
     Raises:
         CheckpointError: The rows cannot be used under the new definition.
@@ -448,8 +440,6 @@ def _widened(before: TableSpec, after: TableSpec, ids: Ids, rows: Floats) -> Flo
                                      if the whole row shares one value of the slot
 
     Args:
-        before: Definition of the old table.
-        after: Definition of the wider table.
         ids: Ids of the rows, int64 [n].
         rows: Weights and state, float32 [n, before.dim * (1 + slots)].
 

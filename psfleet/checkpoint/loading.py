@@ -66,7 +66,6 @@ def check_content(folder: Path, manifest: Manifest, contents: Sequence[tuple[Any
 
     Args:
         folder: Folder of the snapshot, for error messages.
-        manifest: Manifest to compare with.
         contents: For each file of the manifest, its opened tensors and its table clocks by table name.
 
     Raises:
@@ -164,8 +163,6 @@ class _ServerFile:
     """File of one server in a snapshot, opened for reading.
 
     Attributes:
-        where: Path of the file.
-        entry: Entry for the file in the manifest.
         tensors: Open safetensors file (`safe_open`), which reads a tensor when it is needed.
         clocks: Clock (number of updates and times) of each table in the file, by table name.
     """
@@ -327,7 +324,8 @@ class Snapshot:
                         yield RestorePart(
                             spec.key, clock, {n: _of(c, is_owned) for n, c in columns.items()}
                         )
-            later = _named(files, spec, later) if level is not self._levels[0] else later
+            if level is not self._levels[0]:  # add the ids that these files have named
+                later = ascending([later, *_ids(files, spec, (ROW_IDS, REMOVED))])
         waiting = [_waiting(file, spec) for file in self._levels[-1]]
         candidates = {n: np.concatenate([part[n] for part in waiting]) for n in waiting[0]}
         is_owned = owned_rows(spec, candidates[CANDIDATE_IDS], server, servers)
@@ -440,11 +438,6 @@ def _waiting(file: _ServerFile, spec: TableSpec) -> dict[str, NDArray[Any]]:
     if f"{spec.name}/{CANDIDATE_IDS}" not in file.names():
         return {name: np.zeros(shape, dtype) for name, (dtype, shape) in group.sized(0).items()}
     return {name: file.whole(f"{spec.name}/{name}") for name in group.entries}
-
-
-def _named(files: Sequence[_ServerFile], spec: TableSpec, later: Ids) -> Ids:
-    """Return `later` (ids that newer snapshots have named), and the row and removed ids of these files."""
-    return ascending([later, *_ids(files, spec, (ROW_IDS, REMOVED))])
 
 
 def _ids(files: Sequence[_ServerFile], spec: TableSpec, columns: Sequence[str]) -> list[Ids]:

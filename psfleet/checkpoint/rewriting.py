@@ -90,8 +90,6 @@ def grown_columns(
     A slot is a state value that the optimizer keeps for each weight, such as Adam's first moment.
 
     Args:
-        before: Definition of the old table.
-        after: Definition with the new shape.
         columns: Flattened columns of the whole old table by name, float32 [before.size].
 
     Returns:
@@ -176,8 +174,6 @@ def rewrite(
 
     Args:
         snapshot: Snapshot whose position in the training and states of workers the new one gets.
-        target: Folder or URL of the new snapshot.
-        servers: Number of servers of the new snapshot.
         load: Function that creates and fills the tables of an empty shard. The shard has its index and the
             number of shards.
 

@@ -283,7 +283,6 @@ def digest(where: Path, between: Callable[[], None] | None = None, *, cached: bo
     """Return the SHA-256 of a file in hexadecimal.
 
     Args:
-        where: Path of the file.
         between: Function called after each half MiB.
         cached: If False, a large file is read around the page cache, from the disk. Else it is in the cache
             afterwards.

@@ -54,8 +54,6 @@ def known_tables(path: str, specs: Sequence[TableSpec], names: Collection[str]) 
 
     Args:
         path: Path of the snapshot, for error messages.
-        specs: Definitions of all tables of the snapshot.
-        names: Names of the requested tables.
 
     Raises:
         CheckpointError: The snapshot has no table of one of the names.

@@ -57,7 +57,6 @@ def check_columns(names: Sequence[str], columns: Sequence[str], where: str) -> N
 
     Args:
         names: Columns to look for.
-        columns: Columns of the file.
         where: Name of the file, for error messages.
 
     Raises:
@@ -123,7 +122,6 @@ def check_schema(schema: Any, features: FeatureSet, labels: Sequence[str], where
 
     Args:
         schema: Arrow schema of the file.
-        features: Features to read.
         labels: Columns with the labels.
         where: Path of the file. Its folders may name further columns, such as `day=3/`.
 
@@ -171,7 +169,6 @@ def rows_of(
 
     Args:
         table: Rows as a pyarrow.Table.
-        features: Features to convert.
         labels: Columns with the labels.
         known_bad: Reasons for rows that are bad already, by their numbers in the table. The cells of these
             rows are null.
@@ -210,7 +207,6 @@ class _Column:
         lengths               2  0  1
 
     Attributes:
-        name: Name of the column.
         is_list: True if the cells of the column are lists.
         lengths: Number of values in each row, int64 [n].
         kind: Kind of the values: "int", "float", "bool", "text", "null" if all values are null, or "" for

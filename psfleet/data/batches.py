@@ -90,7 +90,6 @@ class SampleSequence:
     process computes the same order.
 
     Args:
-        size: Number of samples.
         seed: Seed, or None for the order 0, 1, 2, ... in each epoch.
     """
 

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from psfleet.core.base.arrow import pa
-from psfleet.core.base.errors import UsageError, not_installed
+from psfleet.core.base.errors import UsageError, optional_module
 
 
 def files_of(paths: Any, endings: Sequence[str]) -> list[str]:
@@ -78,11 +78,7 @@ def opened(file: str) -> Any:
 
 
 def _fsspec() -> Any:
-    try:
-        import fsspec
-    except ModuleNotFoundError:
-        raise not_installed("files at a URL need", "fsspec", "parquet") from None
-    return fsspec
+    return optional_module("fsspec", "files at a URL need", "fsspec", "parquet")
 
 
 def partition_of(file: str) -> dict[str, str | None]:
@@ -101,7 +97,6 @@ def with_partition(table: Any, file: str, columns: Sequence[str]) -> Any:
 
     Args:
         table: Content of the file, as a pyarrow.Table.
-        file: Path of the file.
         columns: Requested columns. Only these are added.
     """
     for name, value in partition_of(file).items():

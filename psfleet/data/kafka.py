@@ -1,10 +1,5 @@
 """Training on messages of a Kafka topic: KafkaTopic, a source of `fleet.dataset`.
 
-    clicks = KafkaTopic("broker:9092", "clicks", features, ["click"], start={0: 0, 1: 0})
-    for batch in fleet.dataset(clicks, batch_size=1024):
-        values = embed(batch.features)
-        loss = loss_fn(values, batch.labels["click"])
-
 The fleet assigns positions to workers, and a position always means the same offset of the same partition.
 Blocks of `batch_size` offsets come from the partitions in turn. Here with 2 partitions and a batch size of
 3:

@@ -46,9 +46,7 @@ class Partition:
     """Reader of one partition, which yields messages at requested offsets.
 
     Args:
-        topic: Name of the topic.
         settings: All settings of librdkafka.
-        number: Number of the partition.
 
     Attributes:
         next: Offset at which reading can continue, as all messages before it were yielded. -1 before the

@@ -17,7 +17,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from psfleet.core.base.errors import ConfigError, not_installed
+from psfleet.core.base.errors import ConfigError, optional_module
 from psfleet.core.base.validation.annotations import checked
 
 Parse = Callable[[bytes], Any]
@@ -38,10 +38,7 @@ def avro(schema: Any) -> Parse:
     Raises:
         ConfigError: fastavro is not installed, or a schema is invalid.
     """
-    try:
-        import fastavro
-    except ModuleNotFoundError:
-        raise not_installed("Avro messages need", "fastavro", "avro") from None
+    fastavro = optional_module("fastavro", "Avro messages need", "fastavro", "avro")
 
     def parsed(definition: Any) -> Any:
         try:

@@ -92,7 +92,6 @@ class PackedBags:
 
         Args:
             array: Present array. Its first `count` values are kept.
-            dtype: Dtype of the values.
             count: Number of values that earlier parts have stored.
         """
         if array.dtype == dtype and len(array) >= self._count:
@@ -146,16 +145,14 @@ class RowGroupStream:
             while low >= self._end:
                 self._next()
             upto, first = min(high, self._end), self._first
-            yield self._chosen(slice(low - first, upto - first))
+            part = slice(low - first, upto - first)
+            yield part.stop - part.start if self._rows is None else self._rows.chosen(part)
             low = upto
 
     def _next(self) -> None:
         self._rows = next(self._row_parts, None)
         rows = self._size - self._end if self._rows is None else len(self._rows)
         self._first, self._end = self._end, self._end + rows
-
-    def _chosen(self, rows: slice) -> Rows | int:
-        return rows.stop - rows.start if self._rows is None else self._rows.chosen(rows)
 
 
 class RowBuffers:

@@ -156,7 +156,6 @@ class ParquetPredictions:
             sync(self._target)
 
     def _write(self, partial: Path, part: _PredictionPart, predict: Predict) -> None:
-        """Write the rows of a part into the locked file."""
         before = self._files.skipped
         whole = pa.concat_tables([self._table(number, predict) for number in part.groups])
         skipped = str(self._files.skipped - before)

@@ -29,7 +29,6 @@ class Peekable(Generic[T]):
         next(batches)    # the same item, now consumed
 
     Args:
-        items: Items to yield.
         peek: Function that returns the next item without consuming it and without its side effects. It
             returns None if the next item is unknown or there is none. `next` then returns the same object,
             unless the source has been changed meanwhile.
@@ -138,7 +137,6 @@ class ReadAhead:
         prepare: Function that reads the samples at given positions. It is called in the reading thread. It
             returns a second function, which reports bad rows and returns the samples; `take` calls this
             function.
-        size: Number of samples in an epoch.
         depth: Number of batches to read ahead.
     """
 
@@ -183,10 +181,7 @@ def probable(present: Range, step: int, size: int, count: int) -> Iterator[Range
     constant.
 
     Args:
-        present: Positions of the present step.
         step: Distance from the first position of one step to that of the next.
-        size: Number of samples in an epoch.
-        count: Maximum number of steps to yield.
     """
     low, high = present
     end = (low // size + 1) * size

@@ -113,7 +113,6 @@ class RecordBatches(RowGroupSource):
 
         Args:
             name: Name of the data, for error messages.
-            rows: Number of rows.
             read: Function from the number of a first row and a number of rows to these rows.
         """
 

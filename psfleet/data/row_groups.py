@@ -135,10 +135,8 @@ class RowGroupSource(ABC):
         unreadable.
 
         Args:
-            group: Row group to read.
             names: Columns to read. Columns that the file lacks, because only its folders name them, may be
                 left out.
-            rows: Maximum number of rows to yield at a time.
             is_raw: True to return texts exactly as they are in the file. Otherwise a format without types
                 splits texts into lists and replaces missing values.
         """
@@ -160,9 +158,6 @@ class RowGroupSource(ABC):
     def group(self, number: int) -> Rows:
         """Read the good rows of one row group, in the order of the file.
 
-        Args:
-            number: Number of the row group among all files.
-
         Raises:
             UsageError: A row or the file cannot be read, and `bad_rows` is "fail".
         """
@@ -177,7 +172,6 @@ class RowGroupSource(ABC):
         """Read columns of some rows of a row group without converting them. Returns pyarrow arrays by column.
 
         Args:
-            number: Number of the row group among all files.
             names: Columns to read. They need not belong to a feature.
             rows: Numbers of the rows within the group, int64 [n].
 
@@ -226,7 +220,6 @@ class RowGroupSource(ABC):
         """Convert rows of a group to features and labels.
 
         Args:
-            group: Row group of the rows.
             records: Rows as Arrow has read them.
             first: Number within the group of the first of these rows.
         """
@@ -385,7 +378,6 @@ class _ShuffledGroup:
 
 
 def _without_bad(group: RowGroup, rows: Rows) -> tuple[Rows, list[str]]:
-    """Return the good rows, and a message for each bad row."""
     bad = [row for row in rows.numbers.tolist() if row in rows.bad] if rows.bad else []
     if not bad:
         return rows, []

@@ -57,7 +57,6 @@ def sample_of(features: FeatureSet, labels: Sequence[str], values: Any) -> dict[
     """Check one sample, and return its values in each column as a list.
 
     Args:
-        features: Features of a sample.
         labels: Columns with the labels. Each must have exactly one number.
         values: Value of each column: a single value, a list or array of values, or None for a missing value.
 

@@ -55,7 +55,6 @@ class Lines:
         texts: Lines of the rows, including their line ends.
         numbers: Number of each of these lines in the file, from 1.
         size: Number of bytes that were read, including skipped lines.
-        next_number: Number of the next line to read.
     """
 
     texts: list[bytes]
@@ -71,8 +70,6 @@ def read_lines(content: Any, number: int, rows: int, delimiter: str) -> Lines:
 
     Args:
         content: Open file, as an iterator of lines.
-        number: Number of the next line.
-        rows: Number of rows to read.
         delimiter: Delimiter between columns, or "" for libsvm.
     """
     texts: list[bytes] = []
@@ -107,10 +104,7 @@ def csv_cells(
     """Parse lines of CSV or TSV into columns of texts.
 
     Args:
-        lines: Lines of the rows.
         columns: All columns of the file, in order.
-        names: Columns to return.
-        dialect: Format of the lines.
         nulls: Texts that mean a missing value.
 
     Returns:
@@ -190,9 +184,7 @@ def libsvm_cells(
     """Parse lines of libsvm, `label index:value index:value ... # comment`, into columns of texts.
 
     Args:
-        lines: Lines of the rows.
         names: Columns that are needed. If "label" is not among them, a line with a bad label is still good.
-        dialect: Format of the lines.
 
     Returns:
         A pair: an Arrow table with a row for each good line, and a mapping from the index in `lines` of
@@ -314,7 +306,6 @@ class _CsvForm:
     """Patterns for lines of a CSV dialect in which each cell that begins with a quote also ends with one.
 
     Attributes:
-        line: Pattern of one line without its line end.
         lines: Pattern of any number of lines, each with a line feed.
         cell_end: Pattern of one cell and the delimiter after it.
     """

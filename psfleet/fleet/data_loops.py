@@ -49,8 +49,6 @@ class DataLoops:
     """Data loops of one process, and the position of its script in them.
 
     Args:
-        index: Number of this worker.
-        workers: Number of all workers.
         meet: Function that waits for all workers.
         end_step: Function to call at the end of each step. It returns True to end the loop.
         is_stopped: Function that returns True if loops are to end before their first batch.
@@ -138,7 +136,6 @@ class DataLoops:
 
     @property
     def _cluster(self) -> Cluster | None:
-        """Connection of this worker to the cluster, or None without a cluster."""
         return None if self._runtime is None else self._runtime().cluster
 
     def _collectives_so_far(self) -> tuple[int, int]:
@@ -188,7 +185,6 @@ class DataLoops:
         """Store the numbers of collectives and mode switches in the present loop so far.
 
         Args:
-            loop: Number of the loop.
             now: Numbers since the start of the script.
         """
         if now != self._collectives:
@@ -236,7 +232,8 @@ class DataLoops:
             )
 
         def begin() -> Peekable[T]:
-            numbered_batches = BufferedPeekable(self._own(batches))
+            own_batches = (b for b in enumerate(batches) if b[0] % self._workers == self._index)
+            numbered_batches = BufferedPeekable(own_batches)
 
             def peek() -> T | None:
                 entry = numbered_batches.peek()
@@ -268,10 +265,6 @@ class DataLoops:
             if cluster is not None:
                 cluster.add_data_wait(time.perf_counter_ns() - began)
             yield item
-
-    def _own(self, batches: Iterable[T]) -> Iterator[tuple[int, T]]:
-        """Return the numbers and batches of this worker's share."""
-        return ((n, batch) for n, batch in enumerate(batches) if n % self._workers == self._index)
 
     def _sharded(self, numbered_batches: Iterable[tuple[int, T]], repeatable: bool) -> Iterator[T]:
         """Yield this worker's batches, and record the position after each. At the end wait for all

@@ -294,7 +294,6 @@ class InMemoryDataset(FileDataset):
         sum of all workers' results has the values of all samples.
 
         Args:
-            samples: Samples of this worker.
             first: Number of this worker's first sample.
             start: Number of the first sample to return.
             stop: Number of the last sample to return, plus 1.
@@ -376,7 +375,6 @@ class DatasetFactory:
 
 
 def _batches(samples: Iterator[S], size: int) -> Iterator[list[S]]:
-    """Yield batches of `size` samples; the last one may have fewer."""
     while batch := list(itertools.islice(samples, size)):
         yield batch
 
@@ -469,7 +467,6 @@ class DataGenerator:
                 sys.stdout.write(self._line(sample))
 
     def _line(self, sample: Any) -> str:
-        """Return a sample as a line of the multi-slot format."""
         words = []
         for slot in sample if isinstance(sample, list | tuple) else [sample]:
             if not (isinstance(slot, list | tuple) and len(slot) == 2 and slot[1]):

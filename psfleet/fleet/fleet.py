@@ -151,7 +151,6 @@ class Fleet(FleetCallbacks):
         return self._settings(self._strategy)
 
     def _settings(self, strategy: DistributedStrategy | Parts | None) -> Settings:
-        """Merge the settings of the script's strategy and of the launcher."""
         return resolve(strategy, self._environment.strategy)
 
     def init_worker(self) -> None:

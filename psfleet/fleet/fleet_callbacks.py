@@ -100,7 +100,6 @@ class FleetCallbacks(FleetSaving):
             callback.on_evaluation(step, evaluation)
 
     def _own_loops(self) -> DataLoops:
-        """Return the data loops of this process."""
         raise NotImplementedError
 
     def _end_step(self) -> bool:
@@ -115,7 +114,6 @@ class FleetCallbacks(FleetSaving):
         return any(callback.is_stopped for callback in self._callbacks)
 
     def _close_callbacks(self) -> None:
-        """Close all callbacks and remove them."""
         self._logged.close()
         self._hear_of_snapshots()
         while self._callbacks:

@@ -1,12 +1,5 @@
 """Layer, the base class of models and layers in eager mode, and files of their parameters.
 
-    class Model(Layer):
-        def __init__(self):
-            super().__init__()
-            self.hidden = Linear(4, 8)  # `parameters` and `state_dict` include attributes
-        def forward(self, x):
-            return self.hidden(x)
-
 A state dict maps names of attributes ("hidden.weight") to arrays. `save` writes a state dict to a
 safetensors file. After its first update a parameter's value is in a table of the fleet. `set_state_dict`
 then writes the table, and all workers must call it.

@@ -150,7 +150,6 @@ def unsqueeze(input: Variable, axes: int | Sequence[int], name: str | None = Non
 
 
 def _to(x: Variable, shape: Sequence[int | None], name: str | None) -> Variable:
-    """Reshape to a shape with at most one unknown extent."""
     if list(shape).count(None) > 1:
         raise ShapeError(f"{x.name!r} {x.shape} has more than one unknown extent")
     return apply(manipulate.Reshape(tuple(-1 if n is None else n for n in shape)), x, name=name)

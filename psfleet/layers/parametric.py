@@ -43,8 +43,6 @@ def moving_average(shape: tuple[int, ...], name: str, start: float, momentum: fl
     """Make a parameter for a moving average of the batches' statistics. No optimizer trains it.
 
     Args:
-        shape: Shape of the parameter.
-        name: Name of the parameter.
         start: Initial value.
         momentum: Weight of the previous average in each update.
     """

@@ -358,7 +358,6 @@ def log_loss(labels: Numbers, probabilities: Numbers) -> float:
 
 
 def _flat_batch(labels: Numbers, scores: Numbers) -> Batch:
-    """Return the samples as a Batch, which checks them."""
     if np.size(labels) != np.size(scores) or not np.size(labels):
         raise ShapeError(f"there are {np.size(labels)} labels for {np.size(scores)} scores")
     return Batch.of(np.asarray(scores).reshape(-1), labels)

@@ -129,7 +129,6 @@ def whole_numbers(numbers: Numbers | None, n: int, what: str) -> Ids | None:
 
     Args:
         numbers: Whole numbers, or None.
-        n: Number of samples.
         what: Name of the argument, for messages.
 
     Raises:
@@ -291,7 +290,6 @@ def sums_by_slice(columns: Sequence[Floats], slices: Ids | None, count: int) -> 
     Args:
         columns: Terms of each sum, with one term for each sample.
         slices: Slice of each sample, or None if all samples are in slice 0.
-        count: Number of slices.
     """
     if slices is None:
         sums = np.zeros((count, len(columns)))
@@ -312,14 +310,11 @@ class SumTable:
     completely or not at all and a read is consistent.
 
     Args:
-        name: Name of the table.
-        size: Number of sums.
         layout: Digest of the meaning of the sums. A worker whose digest differs cannot use a table of this
             name.
         servers: Function that returns the present number of servers, or 0 without a cluster.
 
     Attributes:
-        spec: Definition of the table.
         pending: Sums that were not pushed yet, float64 [size]. Hold `lock` to change them.
         lock: Lock for `pending`.
     """
@@ -424,9 +419,7 @@ def _ids_on_one_server(count: int, key: int, servers: int) -> Ids:
     """Return an id for each of the rows 0, 1, 2, ..., such that the same server has all rows.
 
     Args:
-        count: Number of rows.
         key: Key of the table, which determines the server.
-        servers: Number of servers.
     """
     ids, missing = np.zeros(count, np.int64), np.arange(count)
     for salt in range(1 << _SALT):

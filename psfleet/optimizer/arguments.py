@@ -39,11 +39,7 @@ class ParameterGroup:
     settings: dict[str, Any]
 
     def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the constructor's arguments for this group: `values` overridden by the group's settings.
-
-        Args:
-            values: Arguments that were passed to the constructor, by name.
-        """
+        """Return the constructor's arguments for this group: `values` overridden by the group's settings."""
         own_names = {"parameters", *self.settings}
         # A group that sets weight_decay must not inherit regularization, its other name.
         if _DECAY & own_names:
@@ -63,7 +59,6 @@ def groups_of(owner: str, values: Mapping[str, Any], names: Sequence[str]) -> li
 
     Args:
         owner: Name of the optimizer, for messages.
-        values: Arguments of the constructor by name.
         names: Names of the arguments that a group may set.
 
     Raises:

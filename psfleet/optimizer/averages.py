@@ -1,11 +1,7 @@
 """Averages of the weights over training, for evaluation: ExponentialMovingAverage and ModelAverage.
 
 A model with averaged weights often scores better than with the last weights. Each worker averages the dense
-weights that it has pulled, in its own memory; the servers' tables do not change. Inside the block of
-`apply()` the model computes with the averages:
-
-    with ema.apply():
-        evaluate(model)
+weights that it has pulled, in its own memory; the servers' tables do not change.
 """
 
 import contextlib
@@ -122,7 +118,6 @@ class WeightAverage:
 
         Args:
             state: State dict.
-            endings: Endings of the keys.
 
         Returns:
             For each parameter name a list with one array for each ending.
@@ -428,7 +423,6 @@ def _accumulate(sums: list[Floats], value: Floats, spill: bool, full: bool) -> N
     Args:
         sums: Three sums: of the newest weights, of older weights in the same window, and of the last full
             window.
-        value: Weights to add to the first sum.
         spill: True to move the first sum into the second.
         full: True to move both into the third, because the window is full.
     """

@@ -52,7 +52,6 @@ class ClipGradBase:
         return [(p, next(variables) if parameter_of(p).need_clip else g) for p, g in pairs]
 
     def _operations(self, gradients: list[Any]) -> list[Any]:
-        """Return a variable with the clipped value for each gradient."""
         raise NotImplementedError
 
     def _clip_pairs(self, params_grads: Pairs) -> list[tuple[Parameter, Grad]]:

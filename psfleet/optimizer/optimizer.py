@@ -178,7 +178,6 @@ class Optimizer(StatefulOptimizer):
         return parameter.optimizer or self._lenders.get(parameter.name, self)
 
     def _rate_of(self, parameter: Parameter, rate: float) -> float:
-        """Return the learning rate for a parameter, given the rate of this optimizer."""
         lender = self.lender(parameter)
         base = rate if parameter.optimizer is None else lender.get_lr()
         return base * lender.rate_factor(parameter)

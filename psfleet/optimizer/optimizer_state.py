@@ -33,7 +33,6 @@ class StatefulOptimizer(ABC):
 
     Args:
         name: Name in error messages.
-        rate: Learning rate, or its schedule.
         multi_precision: True if the state includes the float32 masters of 16-bit parameters.
     """
 

@@ -294,9 +294,6 @@ def _joined(
 
     Args:
         slow: Ids and slow weights after the last move. The ids are None for a dense table.
-        state: State of the table now.
-        bound: The table.
-        evicted: Ids whose rows were evicted since the last move.
     """
     ids, values = slow
     if ids is None or state.ids is None:

@@ -45,7 +45,6 @@ class PendingPrediction:
 
     Args:
         batch: Values of the inputs by name, all with the same number of samples.
-        samples: Number of samples.
     """
 
     __slots__ = ("arrived", "batch", "done", "error", "samples", "values")

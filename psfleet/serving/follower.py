@@ -366,11 +366,7 @@ def _newest(location: str) -> str:
 
 
 class FollowerRuntime(SourceRuntime):
-    """Read-only runtime whose tables have a follower's values. Closing the runtime closes the follower.
-
-    Args:
-        follower: Source of the values.
-    """
+    """Read-only runtime whose tables have a follower's values. Closing the runtime closes the follower."""
 
     def __init__(self, follower: Follower) -> None:
         super().__init__(follower, "the job that this client follows", "a worker of the job can")

@@ -74,7 +74,6 @@ class WeightCopy:
 
     Args:
         source: Name of the job, for error messages.
-        form: Number format of the rows.
         part: Share of the ids to keep, as (number from 0, number of parts). (0, 1) keeps all ids.
 
     Attributes:
@@ -103,7 +102,6 @@ class WeightCopy:
         """Return the request to a server for its changes since this copy's version.
 
         Args:
-            server: Number of the server.
             round: Round for whose end the server is to wait before it replies, or 0 to reply at once.
             seconds: Maximum number of seconds that the server may wait for that round.
             snapshot: SHA-256 of the server's file in a snapshot, to request the changes since the snapshot.
@@ -210,7 +208,6 @@ class TakeCut:
     Each lookup then sees the weights of a single cut (point of the training).
 
     Attributes:
-        replies: The changes of all servers.
         at: Time at which the training had these values, in seconds of `Following`'s clock.
     """
 
@@ -248,7 +245,6 @@ class Following:
     """State machine that brings a copy of a job's weights from one cut (point of the training) to the next.
 
     Args:
-        servers: Number of servers.
         new_copy: Function that makes an empty copy.
         newest: Function that returns the newest snapshot, or None if there is none.
         interval: Seconds between cuts.

@@ -6,7 +6,6 @@ together, so that they share a batch. Calls that may wait for long, such as load
 of threads.
 """
 
-import importlib
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from psfleet.core.base.errors import PsfleetError, ShapeError, UsageError, not_installed
+from psfleet.core.base.errors import PsfleetError, ShapeError, UsageError, optional_module
 from psfleet.core.net.connections import channel
 from psfleet.core.net.connections.credentials import Credentials
 from psfleet.core.net.connections.token_check import is_permitted
@@ -41,18 +40,11 @@ def serving_module(name: str) -> Any:
     Raises:
         ConfigError: The module is not installed.
     """
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise not_installed("a prediction service needs", name, "serve") from None
+    return optional_module(name, "a prediction service needs", name, "serve")
 
 
 class GrpcPrediction:
-    """Handlers of the gRPC services psfleet.v1.Prediction, health and server reflection.
-
-    Args:
-        service: Service with the models.
-    """
+    """Handlers of the gRPC services psfleet.v1.Prediction, health and server reflection."""
 
     def __init__(self, service: PredictionService) -> None:
         self._service = service
@@ -268,9 +260,6 @@ def refusal(credentials: Credentials) -> Callable[[str, str], str]:
 
     The token of the credentials permits every call. The token for readers permits every call except Route,
     which changes the shares of the versions.
-
-    Args:
-        credentials: Credentials whose tokens are accepted.
     """
 
     def refuse(path: str, authorization: str) -> str:

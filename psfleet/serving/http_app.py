@@ -61,7 +61,6 @@ class HttpRequest:
         path: Path with the query, as the client sent it.
         headers: Headers as (name, value), in the order of the request. Names are in lower case.
         method: HTTP method, such as GET or POST.
-        body: The whole body.
         refusal: Reply that refuses the request, or None if the request is accepted.
         keeps_open: True if the connection stays open after the reply.
     """
@@ -80,7 +79,6 @@ class HttpConnection:
     Implements psfleet.core.net.http2.connection_admission.ServedConnection.
 
     Args:
-        transport: Transport of the connection's bytes.
         check: Function from a request with its path and headers to a reply that refuses it, or None to
             accept it.
         reply_to: Function from a request to its reply. It does not raise.
@@ -289,7 +287,6 @@ class HttpApp:
     """Replies to the HTTP requests of a prediction service.
 
     Args:
-        service: Service with the models.
         credentials: Credentials whose token, or token for readers, every call must carry. With None, calls
             need no token.
     """

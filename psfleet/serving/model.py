@@ -196,11 +196,7 @@ def rows_for(model: str, checkpoint: str, form: RowForm | None, min_count: float
 
 
 class RowsModel(Model):
-    """Model without computation, which only looks up the rows of a job. A call raises an error.
-
-    Args:
-        rows: Source of the rows.
-    """
+    """Model without computation, which only looks up the rows of a job. A call raises an error."""
 
     def __init__(self, rows: Follower) -> None:
         self.name = "rows"
@@ -249,8 +245,6 @@ class ModelVersion:
     """Version of a model that is loaded.
 
     Attributes:
-        number: Number of the version.
-        model: The version's model.
         batcher: Queue of the version's requests, which makes batches of them.
     """
 
@@ -334,7 +328,6 @@ class ServedModel:
     Args:
         name: Name of the model, as clients give it.
         numbers: Function that returns the numbers of all versions in ascending order.
-        load: Function that loads the version with a number.
 
     Attributes:
         pinned: True after `route` was called. Newer versions then do not become active by themselves.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.core.base.errors import CheckpointError, ConfigError, not_installed
+from psfleet.core.base.errors import CheckpointError, ConfigError, optional_module
 from psfleet.core.base.files import reason
 from psfleet.core.base.object_store import ObjectStore, readable, upload
 from psfleet.core.base.settings.kinds import ExportFormat, RowForm, local_path, shown_url, url_of
@@ -148,17 +148,12 @@ def write_index(where: Path, tower: Model, rows: ServedRows) -> None:
     The index is exact (IndexFlatIP). It has the output vector of each id that has a row.
 
     Args:
-        where: Path of the file to write.
         tower: Model with one feature and one output [n, k]. The feature's ids must not be hashed.
-        rows: Weights of the tower.
 
     Raises:
         ConfigError: The tower has other inputs or outputs, or faiss is not installed.
     """
-    try:
-        faiss: Any = importlib.import_module("faiss")
-    except ImportError:
-        raise not_installed("an index needs", "faiss", "faiss") from None
+    faiss = optional_module("faiss", "an index needs", "faiss", "faiss")
     inputs = list(tower.features or ())
     only = inputs[0] if len(inputs) == 1 else None
     if not isinstance(only, Feature) or only.hashed or only.transform:

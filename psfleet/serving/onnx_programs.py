@@ -9,14 +9,13 @@ _PLAIN and _REDUCTIONS. The graph is for prediction: dropout only scales, and gr
 their input.
 """
 
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from psfleet.core.base.errors import ConfigError, not_installed
+from psfleet.core.base.errors import ConfigError, optional_module
 from psfleet.core.graph.execution.inference import Loaded
 from psfleet.core.graph.program.operation import Record, ancestors
 from psfleet.core.graph.program.variable import Variable
@@ -55,17 +54,11 @@ def onnx_module() -> Any:
     Raises:
         ConfigError: The package is not installed.
     """
-    try:
-        return importlib.import_module("onnx")
-    except ImportError:
-        raise not_installed("ONNX files need", "onnx", "onnx") from None
+    return optional_module("onnx", "ONNX files need", "onnx", "onnx")
 
 
 class OnnxGraph:
     """ONNX graph of a program. The program's operations are added to the graph one after the other.
-
-    Args:
-        inference: The program, with its feeds and targets.
 
     Attributes:
         rows: For each input that takes looked-up rows, by its name: the name of their table.

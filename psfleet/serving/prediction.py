@@ -89,7 +89,6 @@ def program_predictor(loaded: Loaded, names: Sequence[str]) -> Predictor:
     """Return the predictor of a loaded program.
 
     Args:
-        loaded: The program, with its feeds and targets.
         names: Names of the predictions, in the order of the targets. With [""] the predictor returns a
             single array instead of a dict.
     """
@@ -113,7 +112,6 @@ def check_model(model: str, *, has_weights: bool) -> None:
     """Check that a name is an inference model, or MODULE:NAME of a function.
 
     Args:
-        model: The name.
         has_weights: True if there is a checkpoint. A model that a function makes needs one.
 
     Raises:
@@ -292,7 +290,6 @@ def evaluate_cut(
         metrics = evaluation.result()
 
     Args:
-        runtime: Runtime with the tables to save.
         make: Function from a runtime to a predictor, as `predictor_of` returns it.
         batches: Tuples (inputs, labels) or (inputs, labels, arguments), which the thread reads. `arguments`
             is a mapping of further arguments of the metrics, such as {"weights": ..., "slices": ...,

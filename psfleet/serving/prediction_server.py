@@ -68,7 +68,6 @@ class PredictionServer:
         follow_versions: True to load new versions in the folder of a VersionedModel, and to make them active.
 
     Attributes:
-        service: Service with the models.
         grpc_address, http_address: Addresses, such as "127.0.0.1:8500".
 
     Raises:

@@ -14,7 +14,6 @@ An export is a folder:
 export.json is written last, so a folder that has export.json is complete. docs/formats.md has the layout.
 """
 
-import importlib
 import json
 import os
 import threading
@@ -30,7 +29,7 @@ from typing_extensions import override
 
 from psfleet.checkpoint import Snapshot
 from psfleet.checkpoint.safetensors_files import digest, read_arrays, write_arrays
-from psfleet.core.base.errors import ConfigError, UnknownTable, not_installed
+from psfleet.core.base.errors import ConfigError, UnknownTable, optional_module
 from psfleet.core.base.files import read_small, regular, replace, sync
 from psfleet.core.base.json_documents import Format, Misfit, exact, reading
 from psfleet.core.base.settings.kinds import ArrayFormat, RowForm
@@ -177,7 +176,6 @@ def rows_of_snapshot(
     """Read the weights of a snapshot, without optimizer state.
 
     Args:
-        path: Folder of the snapshot.
         form: Number format of the rows in memory.
         min_count: Minimum number of shows, or minimum frequency, of a row. Other rows are left out.
         part: Share of the ids to read, as (number from 0, number of parts). (0, 1) reads all ids.
@@ -240,7 +238,6 @@ class SourceRuntime(ReadOnlyRuntime):
     `read_table` and `evictions` raise an error, because a RowSource can look up ids but not list them.
 
     Args:
-        rows: Source of the values.
         name: Name of the source, for error messages.
         instead: Advice on how to change the tables, for error messages.
     """
@@ -310,10 +307,7 @@ def _read_npz(where: Path) -> Arrays:
 
 
 def _torch() -> Any:
-    try:
-        return importlib.import_module("torch")
-    except ImportError:
-        raise not_installed("files of the format torch need", "PyTorch", "torch") from None
+    return optional_module("torch", "files of the format torch need", "PyTorch", "torch")
 
 
 def _write_torch(where: Path, arrays: Arrays) -> None:
@@ -384,7 +378,6 @@ def rows_of_export(path: str, rows_form: RowForm | None = None) -> ServedRows:
     """Read the weights of an exported model.
 
     Args:
-        path: Folder of the export.
         rows_form: Number format of the rows in memory, or None to keep the format of the export.
 
     Raises:

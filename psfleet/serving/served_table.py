@@ -43,7 +43,6 @@ class RowCodec:
 
     Attributes:
         dtype: NumPy type of a code, the unit of an encoded row.
-        per_code: Number of values in one code.
         encode: Function from rows, float32 [n, dim], to codes [n, width] and scales, float32 [n]. Scales
             have length 0 if the format has none.
         decode: Function from codes, scales and dim to rows, float32 [n, dim].
@@ -117,10 +116,6 @@ class ServedTable:
     """Map from ids to rows. An id without a row has the initial value that it would have in training.
 
     Not thread-safe: ServedRows and Follower use locks.
-
-    Args:
-        spec: Definition of the table.
-        form: Number format of the rows.
     """
 
     def __init__(self, spec: TableSpec, form: RowForm = "float32") -> None:

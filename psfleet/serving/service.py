@@ -111,7 +111,6 @@ class Prepared:
     Attributes:
         version: Version that predicts the request.
         batch: Values of the inputs by name.
-        samples: Number of samples.
     """
 
     version: ModelVersion
@@ -124,11 +123,6 @@ class PredictionService:
 
     Args:
         models: Models, in the order in which clients see them.
-        metrics: Metrics of these models.
-
-    Attributes:
-        models: Models by name.
-        metrics: As passed.
     """
 
     def __init__(self, models: Sequence[ServedModel], metrics: ServingMetrics) -> None:
@@ -169,7 +163,6 @@ class PredictionService:
         Args:
             model: Name of the model, or "" for the only one.
             version: Number of the version, or 0 to choose by the shares of the versions.
-            table: Name of the table.
             ids: The ids, n of them.
 
         Returns:

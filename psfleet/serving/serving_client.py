@@ -1,8 +1,5 @@
 """Clients of prediction services over gRPC: ServingClient for one service, SplitClient for several.
 
-    with psfleet.serving.ServingClient("127.0.0.1:8500") as client:
-        chances = client.predict({"user": [17, 42], "item": [[3, 5], [8]]})
-
 A connection is opened when a call needs it, and kept for further calls. If the service has closed an idle
 connection, the next call opens a new one without an error. Any thread may use a client.
 """
@@ -165,7 +162,6 @@ class ServingClient:
 
 
 def _message(name: str, value: Any) -> Any:
-    """Return the message for one input of a prediction."""
     is_array = isinstance(value, np.ndarray) and value.dtype.kind in "iufb"
     shape = value.shape if is_array and value.ndim > 1 else ()
     field, bags = _field(f"input {name!r}", as_jagged(name, value.reshape(-1) if shape else value))

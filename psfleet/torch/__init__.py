@@ -13,7 +13,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from psfleet.core.base.errors import not_installed
+from psfleet.core.base.errors import optional_module
 
 if TYPE_CHECKING:
     from psfleet.torch.conversion import convert
@@ -47,12 +47,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'psfleet.torch' has no attribute {name!r}")
-    try:
-        importlib.import_module("torch")
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise not_installed(f"psfleet.torch.{name} needs", "PyTorch", "torch") from None
+    optional_module("torch", f"psfleet.torch.{name} needs", "PyTorch", "torch")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -305,7 +305,6 @@ class ModulePredictor:
 
     Args:
         model: Model whose parameters and embeddings have the names of the tables.
-        runtime: Runtime that has the tables.
         direct: True to call submodules without torch's search for hooks, which is faster. Use False for a
             model that is to be traced.
 

@@ -55,7 +55,6 @@ class _CachedLookup:
 
     Attributes:
         ids: Ids that were looked up, or ids with their bags.
-        rows: Values of the lookup.
         used: Torch's change counter of `rows` (`_version`) when a forward pass got them, or None if none
             has. A higher counter later means that the model has changed the rows in place.
     """
@@ -169,8 +168,6 @@ class EmbeddingRows:
         """Create the table on the servers. All workers must then call `fill`.
 
         Args:
-            client: Client for pulls and pushes of the table.
-            name: Name of the table.
             formula: Update rule of the table, with its weight decay.
         """
         if self._client is not None:

@@ -78,7 +78,6 @@ class TableModule(nn.Module):
         weight: Parameter in place of the rows, for `parameters()` and torch's optimizers. Its values are NaN.
         optimizer: psfleet optimizer that updates the rows. None means that the torch optimizer whose
             parameter groups contain `weight` does.
-        table: Rows of the embedding, and their table.
     """
 
     weight: Tensor
@@ -87,14 +86,15 @@ class TableModule(nn.Module):
         self,
         num_embeddings: int | None,
         embedding_dim: int,
-        padding_idx: int | None,
-        name: str | None,
-        initializer: InitializerSpec | Initializer | None,
-        seed: int,
-        optimizer: Optimizer | None,
-        entry: Entry | None,
-        precision: RowPrecision,
-        servers: int | None,
+        padding_idx: int | None = None,
+        *,
+        name: str | None = None,
+        initializer: InitializerSpec | Initializer | None = None,
+        seed: int = 0,
+        optimizer: Optimizer | None = None,
+        entry: Entry | None = None,
+        precision: RowPrecision = "float32",
+        servers: int | None = None,
     ) -> None:
         super().__init__()
         _check(num_embeddings, embedding_dim, optimizer)
@@ -242,33 +242,6 @@ class Embedding(TableModule):
             calls in each step. A table that exists already does not move.
     """
 
-    def __init__(
-        self,
-        num_embeddings: int | None,
-        embedding_dim: int,
-        padding_idx: int | None = None,
-        *,
-        name: str | None = None,
-        initializer: InitializerSpec | Initializer | None = None,
-        seed: int = 0,
-        optimizer: Optimizer | None = None,
-        entry: Entry | None = None,
-        precision: RowPrecision = "float32",
-        servers: int | None = None,
-    ) -> None:
-        super().__init__(
-            num_embeddings,
-            embedding_dim,
-            padding_idx,
-            name,
-            initializer,
-            seed,
-            optimizer,
-            entry,
-            precision,
-            servers,
-        )
-
     def _plain(self, weight: nn.Parameter) -> nn.Module:
         rows, dim = weight.shape
         plain = nn.Embedding(rows, dim, self.padding_idx, sparse=True, _weight=weight.data)
@@ -328,13 +301,13 @@ class EmbeddingBag(TableModule):
             num_embeddings,
             embedding_dim,
             padding_idx,
-            name,
-            initializer,
-            seed,
-            optimizer,
-            entry,
-            precision,
-            servers,
+            name=name,
+            initializer=initializer,
+            seed=seed,
+            optimizer=optimizer,
+            entry=entry,
+            precision=precision,
+            servers=servers,
         )
         if mode not in ("sum", "mean", "max"):
             raise ConfigError(f"EmbeddingBag mode is {mode!r}; it must be sum, mean or max")
@@ -402,7 +375,6 @@ class EmbeddingBag(TableModule):
         """Give all padding ids the position of the first padding id, so that torch can leave them out.
 
         Args:
-            ids: Ids of a lookup.
             positions: Position of each id's row among the pulled rows.
 
         Returns:

@@ -37,14 +37,12 @@ class FeatureTable(TableModule):
         super().__init__(
             None,
             table.dim,
-            None,
-            table.name,
-            table.initializer,
-            0,
-            table.optimizer,
-            table.entry,
-            table.precision,
-            table.servers,
+            name=table.name,
+            initializer=table.initializer,
+            optimizer=table.optimizer,
+            entry=table.entry,
+            precision=table.precision,
+            servers=table.servers,
         )
 
 

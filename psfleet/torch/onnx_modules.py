@@ -153,7 +153,6 @@ def write_onnx(
     """Write a module as an ONNX graph to a file, for `psfleet.serving.export`.
 
     Args:
-        where: Path of the file.
         model: The module. Its features may be changed, so do not train or predict with it afterwards.
         runtime: Runtime whose tables have the weights.
         features: Inputs of the module. If `example` is None, examples are made from them. The graph takes

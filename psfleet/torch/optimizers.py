@@ -454,7 +454,6 @@ def _all(writes: Iterable[Callable[[], None]]) -> None:
 
 
 def _begun(states: Mapping[Tensor, Any]) -> Iterator[tuple[Tensor, Any]]:
-    """Yield each parameter that an optimizer has updated, with its state."""
     for parameter, state in states.items():
         if state and float(state.get("step", 1)):  # Adagrad has state before its first step
             yield parameter, state

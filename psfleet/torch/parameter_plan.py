@@ -45,8 +45,6 @@ class DenseBinding:
     """Connection between a dense parameter and its table on the servers.
 
     Attributes:
-        parameter: The torch parameter.
-        spec: Definition of the table.
         group: The optimizer's parameter group, whose "lr" is the learning rate.
         version: Torch's change counter of the parameter (`_version`) when it last got values from the
             servers. A higher count at the next step means that the script has changed the parameter in
@@ -106,7 +104,6 @@ class SparseBinding:
     """Connection between an embedding and its table of rows.
 
     Attributes:
-        rows: The embedding's rows.
         owner: Holder of the rows' learning rate: a parameter group of a torch optimizer, or the embedding's
             psfleet optimizer.
     """
@@ -139,10 +136,8 @@ class GroupSettings:
     scheduler may change "lr". A change of "betas" or "momentum" would be ignored, and `check` refuses it.
 
     Attributes:
-        kind: Class of the torch optimizer.
         group: The parameter group itself, whose options a script may change.
         rows: True for rows of embeddings, False for dense parameters.
-        formula: The rule of the group's tables.
         options: Copy of the group's options when the tables were made.
     """
 
@@ -195,7 +190,6 @@ class ParameterPlan:
 
     Args:
         model: The model, with its embeddings already replaced by psfleet's (TableModule).
-        groups: Parameter groups of all optimizers.
         kinds: Class of each group's optimizer.
         prefix: Prefix of the table names, without the dot; may be empty.
         states: State of each parameter that was trained before the conversion.

@@ -143,7 +143,6 @@ class StageModules:
     Attributes:
         places: Indices in the model of this stage's modules.
         own: Modules of this stage.
-        queue_size: As passed.
     """
 
     def __init__(
@@ -214,11 +213,6 @@ class StepSeeds:
     With them a dropout mask does not depend on the stage that runs a module, nor on the order of
     micro-batches. After each module the generator's state is restored, so that the script's own random
     numbers are the same.
-
-    Args:
-        seed: Seed of the training.
-        worker: Number of the worker.
-        step: Number of the step.
     """
 
     def __init__(self, seed: int, worker: int, step: int) -> None:
@@ -275,13 +269,10 @@ class PipelineStep(PipelineEngine[Sequence[Tensor | None]]):
     """Computes one stage's part of the training step for one batch.
 
     Args:
-        parts: Modules of this stage.
         kind: Order of forward and backward passes.
-        sizes: Number of samples of each micro-batch.
         inputs: Inputs of the whole batch, used by the first stage.
         targets: Targets of the whole batch, used by the last stage.
         loss: Function from outputs and targets of a micro-batch to its mean loss.
-        seeds: Seeds for the random numbers of the step.
     """
 
     _pack = staticmethod(to_arrays)

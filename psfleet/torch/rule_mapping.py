@@ -53,8 +53,6 @@ def formula_of(kind: type[torch.optim.Optimizer], group: Group, *, rows: bool) -
         formula_of(torch.optim.Adam, group, rows=False).rule  # Adam with these betas
 
     Args:
-        kind: Class of the optimizer.
-        group: One of the optimizer's `param_groups`.
         rows: True for rows of an embedding, which get sparse gradients. False for dense parameters.
 
     Raises:
@@ -77,7 +75,11 @@ def formula_of(kind: type[torch.optim.Optimizer], group: Group, *, rows: bool) -
     if rows:
         _require(kind, group, "weight_decay", 0, "torch refuses it for sparse gradients too")
     matching.sort(key=lambda pair: not pair[1].when)  # a rule for special options goes first
-    rule, spec = next(pair for pair in matching if _chosen(pair[1], group))
+    rule, spec = next(
+        (rule, spec)
+        for rule, spec in matching
+        if all(group.get(option) == value for option, value in spec.when.items())
+    )
     for option, value in spec.required.items():
         _require(kind, group, option, value, spec.hint.get(option, ""))
     return _formula(rule, spec, group)
@@ -87,10 +89,6 @@ def _declared() -> Iterator[tuple[type[Rule], TorchSpec]]:
     for rule in RULES.values():
         for spec in rule.torch:
             yield rule, spec
-
-
-def _chosen(spec: TorchSpec, group: Group) -> bool:
-    return all(group.get(option) == value for option, value in spec.when.items())
 
 
 def _formula(rule: type[Rule], spec: TorchSpec, group: Group) -> RuleMapping:
@@ -136,7 +134,6 @@ def entry_of(rule: Rule, step: int, values: list[Floats]) -> dict[str, Any]:
     """Return a parameter's optimizer state in the layout of torch's optimizer. A rule without state gives {}.
 
     Args:
-        rule: Rule of the parameter's table.
         step: Number of updates that the table has had.
         values: One array for each slot (state value of each weight) of the rule.
     """
@@ -159,8 +156,6 @@ def slots_of(
 
     Args:
         name: Name of the parameter, for error messages.
-        rule: Rule of the parameter's table.
-        shape: Shape of the parameter.
         entry: State of the parameter in torch's layout, or None if it was never updated.
 
     Raises:

@@ -75,7 +75,6 @@ def chunks_of(
     not timed, so that all stages find the same split.
 
     Args:
-        model: The model to split.
         cuts: Index of the first module of each chunk but the first, or None to find `count` chunks.
         count: Number of chunks, if `cuts` is None.
         batch: Input of the model, a few samples.

@@ -4,7 +4,7 @@ The layout is torch's, so that a plain torch optimizer can load it. An additiona
 state of tables that torch's layout cannot represent, such as embeddings whose ids are any int64.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,7 +114,6 @@ def prepared(
     tables.
 
     Args:
-        runtime: Runtime that holds the tables.
         dense, sparse: The parameters and embeddings, with their tables.
         states: Optimizer state in torch's layout. A parameter without an entry gets initial state, as in
             torch.
@@ -198,7 +197,7 @@ def _table_write(table: SparseBinding, entry: Entry) -> Write:
     rows, name = table.rows, table.spec.name
     keys = ["step", *(["ids"] if rows.count is None else [])]
     keys += [slot.name for slot in table.spec.rule.slots]
-    missing = _missing(keys, entry)
+    missing = next((key for key in keys if key not in entry), None)
     if missing:
         raise UsageError(
             f"the optimizer state of {name!r} lacks {missing!r}; it was saved by another optimizer, "
@@ -214,7 +213,3 @@ def _table_write(table: SparseBinding, entry: Entry) -> Write:
                 f"{values.dtype}; it must be {shape} and float32"
             )
     return lambda: rows.restore(int(entry["step"]), slots, ids)
-
-
-def _missing(keys: Iterable[str], entry: Entry) -> str | None:
-    return next((key for key in keys if key not in entry), None)

@@ -30,7 +30,6 @@ def check_strategy(settings: Settings, *, cut: bool) -> None:
     """Refuse a strategy that psfleet.torch cannot carry out.
 
     Args:
-        settings: The strategy in effect.
         cut: True if psfleet.torch.Pipeline trains the model.
 
     Raises:

@@ -210,12 +210,9 @@ def look_up(
     """Return pulled rows as a tensor, float32 [*ids.shape, dim], with a gradient that goes to the weight.
 
     Args:
-        weight: Weight of the embedding.
         rows: Pulled rows. The returned tensor shares their memory.
-        ids: Ids of the rows.
         ledger: Map of the weight from indices to ids.
         padding: Id that gets no gradient, or None.
-        device: Device of the returned tensor.
         scores: Shows and clicks of each id, float32 [n, 2], or None if the table does not count them.
     """
     out: Tensor = _LookUp.apply(weight, rows, ids, ledger, padding, device, scores)  # type: ignore[no-untyped-call]

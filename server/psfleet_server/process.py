@@ -444,7 +444,6 @@ class Server:
 
 
 def _coordinator_of(environment: Environment) -> Coordinator | None:
-    """Return a new coordinator on server 0, and None on other servers."""
     if environment.rank:
         return None
     return Coordinator(environment.workers, len(environment.servers), environment.dead_after)
@@ -454,7 +453,6 @@ def serve(environment: Environment, load_path: str | None = None) -> None:
     """Run a server until every worker has left or the process is requested to end.
 
     Args:
-        environment: Environment of the process.
         load_path: Checkpoint to start from, or None.
 
     Raises:

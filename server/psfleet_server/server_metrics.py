@@ -58,7 +58,6 @@ class ServerMetrics:
     """Collects the metrics of a server.
 
     Args:
-        host: Host of the shard.
         snapshots: Runner of snapshots on server 0, else None.
         schedule: Schedule of snapshots, or None if they are taken on request only.
     """
@@ -225,7 +224,6 @@ def standby_metrics(host: ShardHost, standby: Standby) -> bytes:
 
     Args:
         host: Host of the shard that the standby's records change.
-        standby: The standby.
     """
     size = sum(table.bytes for table in [*host.shard.tables.values()])
     return encode(

@@ -54,11 +54,6 @@ _log = log_of(__name__)
 class Standby:
     """Follows the primary of the same server, in a thread, and applies its records to this process's shard.
 
-    Args:
-        host: Host of the shard that gets the state of the primary.
-        environment: Environment of this process.
-        access: Credentials for the call to the primary.
-
     Attributes:
         taken: Number of the last record that was applied.
         records: Number of records applied, including those of the first copy.

@@ -67,7 +67,7 @@ def test_servers_lanes_and_faults_do_not_change_a_bit(
 ) -> None:
     """Two workers in rounds: 1 server with shared memory, and 3 with messages of which many are lost or
     repeated, end with the same bits; a push that is sent again is the same bytes."""
-    wire, sent = WireSettings.both(form), Sent(MessageFaults(3, drop=0.15, duplicate=0.15))
+    wire, sent = WireSettings(form, form), Sent(MessageFaults(3, drop=0.15, duplicate=0.15))
     with LocalFleet(1, 2, in_process=True) as fleet:
         expected = train(fleet, wire, training)
     with LocalFleet(3, 2, in_process=True) as fleet:
@@ -97,7 +97,7 @@ def test_bytes_fall_as_promised() -> None:
     dense = TableSpec("bytes/dense", "dense", (50_000,), make_rule("adam", {}))
     ids, wires = (
         np.arange(4000),
-        [WireSettings(), WireSettings.both("bf16"), WireSettings.both("int8")],
+        [WireSettings(), WireSettings("bf16", "bf16"), WireSettings("int8", "int8")],
     )
     sizes = {"fp32": (64, 200_000), "bf16": (32, 100_000), "int8": (20, 50_000 + 4 * 196)}
     lanes = [(wire, lane) for wire in wires for lane in ("inline", "auto")]
@@ -145,7 +145,7 @@ ROWS = TableSpec("packed/rows", "sparse", (8,), PLAIN, initializer=InitializerSp
 def test_a_gradient_that_is_no_number_is_refused_and_the_next_one_is_not() -> None:
     """Nothing of the refused push has an effect; the worker goes on with the same number, so with the
     same bits as one that has made no such push."""
-    wire, alone = WireSettings.both("int8"), EmbeddedRuntime(wire=WireSettings.both("int8"))
+    wire, alone = WireSettings("int8", "int8"), EmbeddedRuntime(wire=WireSettings("int8", "int8"))
     good = np.linspace(-1, 1, 300, dtype=np.float32)
     bad = np.full((1, 8), 3e38, np.float32)
     with LocalFleet(2, 1, in_process=True) as fleet:
@@ -203,8 +203,8 @@ def test_learning_is_as_good() -> None:
     expected = float(np.mean(plain[-50:]))
     assert expected < 0.5 * np.mean(plain[:20])
     for wire in (
-        WireSettings.both("bf16"),
-        WireSettings.both("int8"),
+        WireSettings("bf16", "bf16"),
+        WireSettings("int8", "int8"),
         WireSettings("int8", "bf16"),
     ):
         assert abs(float(np.mean(losses(wire)[-50:])) - expected) < 0.05 * expected

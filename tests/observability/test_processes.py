@@ -180,7 +180,7 @@ def test_pulls_that_wait_are_counted() -> None:
 def test_saved_bytes_are_those_of_the_other_precision() -> None:
     """With 16 bits on the wire half of the values' bytes are saved, of gradients and of weights."""
     with LocalFleet(1, 1, in_process=True) as fleet:
-        runtime = ClusterRuntime(fleet.environment(0), "async", wire=WireSettings.both("bf16"))
+        runtime = ClusterRuntime(fleet.environment(0), "async", wire=WireSettings("bf16", "bf16"))
         table = Client(runtime).sparse_table("rows", 4, SGD(0.5))
         table.push(IDS, np.ones((50, 4), np.float32)).wait()
         table.pull(IDS)

@@ -78,9 +78,7 @@ class Pairs(LocalFleet):
 
     def await_standbys(self) -> None:
         """Return when every server waits for its standby."""
-        until(
-            lambda: not self._look(), lambda: f"{self.places.awaited} are not ready: {self.logs()}"
-        )
+        until(lambda: not self._look(), lambda: f"{self._awaited()} are not ready: {self.logs()}")
 
     def logs(self) -> str:
         """What all servers have printed."""
@@ -138,12 +136,17 @@ class Pairs(LocalFleet):
             self._members[member] = self.spawn(member.rank, member.copy, follows=False)
             self._ended.discard(member)
 
+    def _awaited(self) -> set[Member]:
+        """Members that are not ready yet: standbys that still receive rows, and promoted standbys."""
+        places = self.places
+        return set(places.standby.values()) - places.ready | places.promoted
+
     def _look(self) -> set[Member]:
         with self._looking:
-            for member in self.places.awaited:
+            for member in self._awaited():
                 if self.ready_file(member.rank, member.copy).exists():
                     self._start(self.places.is_ready(member))
-            return self.places.awaited
+            return self._awaited()
 
     def _start(self, members: Sequence[Member]) -> None:
         for member in members:

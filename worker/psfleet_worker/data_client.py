@@ -38,11 +38,9 @@ class DataClient:
     """Calls of a worker for one pass over a dataset.
 
     Args:
-        fleet: Connection to the servers.
         trainer: Runtime of the script, which flushes pushes and makes steps without gradients.
         number: Number of the dataset in this process, from 1.
         size: Number of samples of an epoch.
-        epochs: Number of epochs.
         seed: Seed of the order of samples. Server 0 checks that all workers use the same seed.
         parts: Parts of a source that grows, or None for any other source.
     """
@@ -77,7 +75,6 @@ class DataClient:
 
         Args:
             worker_data: State machine of the worker's datasets.
-            batch: Number of samples of a step.
             merged: Number of steps whose gradients are merged into one push.
         """
         position = here()

@@ -33,12 +33,7 @@ _LINGER = 2000
 
 
 class CurveAuthenticator:
-    """Keys of a job, and the thread that refuses peers with other keys.
-
-    Args:
-        context: ZeroMQ context of the sockets.
-        token: Token of the job.
-    """
+    """Keys of a job, and the thread that refuses peers with other keys."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", token: str) -> None:
         secret = hashlib.sha256(b"psfleet stages " + token.encode()).digest()
@@ -138,9 +133,13 @@ class StageLinks:
         header = {
             "from": self._place.process,
             "tag": tag,
-            "arrays": [[array.dtype.str, array.shape, _order(array)] for array in contiguous],
+            "arrays": [
+                [array.dtype.str, array.shape, "C" if array.flags.c_contiguous else "F"]
+                for array in contiguous
+            ],
         }
-        frames = [json.dumps(header).encode(), *(_bytes_of(array) for array in contiguous)]
+        payload: Any = [array.ravel(order="K").view(np.uint8).data for array in contiguous]
+        frames = [json.dumps(header).encode(), *payload]
         deadline = time.monotonic() + self._patience
         while True:
             try:
@@ -195,14 +194,6 @@ class StageLinks:
             raise FrameError(
                 f"{self._me} got a message that is none of a stage's: {error!r}"
             ) from None
-
-
-def _order(array: Array) -> str:
-    return "C" if array.flags.c_contiguous else "F"
-
-
-def _bytes_of(array: Array) -> Any:
-    return array.ravel(order="K").view(np.uint8).data
 
 
 def _array(buffer: Any, dtype: str, shape: Sequence[int], order: str) -> Array:

@@ -149,7 +149,6 @@ class HotIds:
     This costs the training thread nothing: the thread of heartbeats reads batches that exist anyway.
 
     Args:
-        worker: Number of the worker.
         batches: Returns the newest batch of ids of each table, by table name: int64 [n], with repeats.
     """
 
@@ -205,7 +204,6 @@ class WorkerMetrics:
     """Collects the metrics of a worker.
 
     Args:
-        times: Times of the worker's steps.
         retries: Returns the total number of repeated attempts of calls.
 
     Attributes:

@@ -61,7 +61,6 @@ from psfleet_launch.supervision.job_events import (
     Said,
     ServerReady,
     Shown,
-    usage_text,
 )
 
 _CHUNK = 1 << 16  # bytes
@@ -91,12 +90,6 @@ class AgentEngine(LocalEngine):
     def endpoints(self) -> list[str]:
         """Return no endpoints, because the launcher chooses the servers' endpoints."""
         return []
-
-    def with_usage(self, event: ProcessExited) -> ProcessExited:
-        """Return the event of an ended process, completed by the resources that the process has used."""
-        usage = self._used.pop(self._processes[event.member].pid)
-        words = usage_text(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
-        return ProcessExited(event.member, event.code, event.left, event.cause, words)
 
 
 class OutputTails:
@@ -140,9 +133,7 @@ class Agent:
     """Runs processes of one job on this machine. Call `run` from the main thread, because it handles signals.
 
     Args:
-        link: Connection to the launcher.
         folder: Private folder for sockets, ready files, credentials and output.
-        name: Name of the machine, for people.
         lifeline: File descriptor, such as standard input. The agent ends at its end of file. -1 for none.
     """
 
@@ -226,7 +217,7 @@ class Agent:
             self._send(self._changed_files())
         for end in [event for event in events if isinstance(event, ProcessExited)]:
             self._send(self._tails.rest(end.member))
-            self._link.send(self._engine.with_usage(end))
+            self._link.send(end)
 
     def _changed_files(self) -> Iterator[AgentMessage]:
         if self._files is not None:

@@ -40,12 +40,7 @@ _FULL = 64  # while more messages than this are queued, output stays in its file
 
 
 class LauncherLink:
-    """Connection of an agent to its launcher. `fileno` becomes readable when a message has come.
-
-    Args:
-        endpoint: Endpoint of the launcher.
-        access: Credentials of agents.
-    """
+    """Connection of an agent to its launcher. `fileno` becomes readable when a message has come."""
 
     def __init__(self, endpoint: str, access: Access) -> None:
         self.endpoint = endpoint

@@ -76,7 +76,6 @@ def check_machine(engine: type[Engine], root: Path = Path("/")) -> Iterator[Find
     """Check this machine, and yield the result of each check.
 
     Args:
-        engine: Engine whose requirements are checked.
         root: Parent of the folders /proc and /sys, for tests.
     """
     yield _versions()
@@ -114,7 +113,6 @@ def _installed(packages: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _cuda(has_gpu: bool) -> Finding:
-    """Check the packages that servers need for tables on a GPU."""
     versions, missing = _installed(_CUDA_PACKAGES)
     drivers = [f"driver {version}" for version in gpu_drivers()] or ["no driver"]
     advice = (

@@ -36,10 +36,8 @@ class AuditedFollower(Follower):
     While the folder has a file `cut.<number>`, all calls of the follower fail, as if its network were cut.
 
     Args:
-        job: Folder of the job.
         folder: Folder of the audit files. Results are written there too, a line for each cut, to the file
             `cuts.<number>.<pid>`.
-        number: Number of the follower.
     """
 
     def __init__(self, job: str, folder: Path, number: int) -> None:

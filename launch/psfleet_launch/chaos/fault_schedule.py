@@ -97,10 +97,7 @@ def schedule(
     - The number of servers changes if `scales` is True.
 
     Args:
-        seed: Seed of the faults.
-        request: Job under chaos.
         pace: Mean number of seconds between two faults. The actual times are 0.5 to 1.5 times as long.
-        machines: Number of machines of the job.
         scales: True if the number of servers can change.
     """
     dice, cover = random.Random(seed), _Cover.of(request, machines, scales)
@@ -224,7 +221,6 @@ class ChaosSchedule:
     """Faults of one job, and the settings of its processes for the audit.
 
     Attributes:
-        seed: Seed of the faults.
         request: Job under chaos.
         folder: Existing folder for the processes' audit files.
         is_calm: True for a run with the audit but without faults, for comparison.

@@ -52,8 +52,6 @@ class FollowerProcesses:
 
     Args:
         chaos: Faults of the job. Faults of followers are added to them.
-        job: Folder of the job.
-        count: Number of followers.
     """
 
     def __init__(self, chaos: ChaosSchedule, job: Path, count: int) -> None:

@@ -155,9 +155,7 @@ def count_rows(incarnation: int, period: int, servers: int) -> NDArray[np.int64]
     each server the result has the first of the ids with i = 0, 1, 2, ... that belongs to the server.
 
     Args:
-        incarnation: Number of the incarnation.
         period: Number of times that the number of servers has changed during the incarnation.
-        servers: Number of servers.
     """
     ids = (incarnation * _PERIODS + period) * _ROWS + np.arange(_ROWS, dtype=np.int64)
     _, first = np.unique(owners(ids, servers), return_index=True)

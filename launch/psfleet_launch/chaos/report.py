@@ -64,10 +64,8 @@ class FinishedJob:
     """A job that has ended, and where to find its files.
 
     Attributes:
-        code: Exit code of the job.
         left: Processes of the job that were still running after its end.
         audit: Folder of the processes' audit files.
-        logs: Folder of the logs.
         snapshots: Folder or URL of the snapshots.
         private: Private folder of the job's sockets. It should be gone.
         before: Resources that existed before the job.
@@ -109,7 +107,6 @@ def findings(run: FinishedJob, plain: FinishedJob | None) -> list[PromiseResult]
     """Check every promise.
 
     Args:
-        run: The job under chaos.
         plain: The same job without faults. None in modes other than sync, which do not promise identical
             bits.
     """
@@ -386,14 +383,7 @@ def _descriptors_beyond(before: Leftovers) -> list[str]:
 
 
 def show(results: Sequence[PromiseResult], faults: Sequence[Any], to: Path, seed: int) -> bool:
-    """Print the results and write them to a JSON file. Return False if a promise is broken.
-
-    Args:
-        results: Results of `findings`.
-        faults: Injected faults.
-        to: Path of the JSON file.
-        seed: Seed of the job.
-    """
+    """Print the results and write them to a JSON file. Return False if a promise is broken."""
     kinds: dict[str, int] = {}
     for fault in faults:
         label = f"{fault['kind']} {fault['member'].split()[0]}"

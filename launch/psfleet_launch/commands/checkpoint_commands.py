@@ -275,7 +275,6 @@ def migrate(
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Return the name and the shape in `NAME=129x64`."""
     from psfleet.core.base.errors import ConfigError
 
     name, _, shape = text.rpartition("=")
@@ -308,7 +307,6 @@ def replay(path: str, snapshots: str, save: str) -> int:
 
 
 def _server_program(*words: str) -> int:
-    """Run a command of the server program, and return its exit code."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "psfleet_server.durability.inspect_log", *words], check=False
     ).returncode

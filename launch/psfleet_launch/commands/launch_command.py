@@ -199,7 +199,6 @@ def _rendered(context: click.Context, engine: str, folder: str) -> dict[str, str
 
 
 def _of(group: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the values that are settings of a group."""
     return {field.name: values[field.name] for field in fields(group) if field.name in values}
 
 
@@ -252,7 +251,6 @@ def _show_placement(request: JobRequest, name: str, launch: Launch) -> int:
 def _place(
     request: JobRequest, name: str, launch: Launch, chaos: ChaosSchedule | None = None
 ) -> FinishedJob:
-    """Create the folders and the engine of a job, and run the job."""
     kind = load_engine(launch.engine)
     before = Leftovers.now()
     with (

@@ -27,6 +27,12 @@ from psfleet.core.base.threads import handled, stops_on_signals
 
 _LOOK = 0.02  # seconds between two looks whether a process has ended
 _ROWS = click.Choice(get_args(RowForm))
+_FEATURES = click.option(
+    "--features",
+    default="",
+    metavar="FILE|MODULE:NAME",
+    help="What the inputs are: a TOML or JSON file, or a FeatureSet of a module; else the model's own.",
+)
 
 
 @click.command()
@@ -41,11 +47,7 @@ _ROWS = click.Choice(get_args(RowForm))
     help="Kind of the file of arrays. With onnx and faiss it is safetensors, with a graph or an index beside "
     "it; the graph takes rows and numbers as look-ups and transforms make them.",
 )
-@click.option(
-    "--rows",
-    type=click.Choice(get_args(RowForm)),
-    help="Form of the rows; else float32, or that of the export.",
-)
+@click.option("--rows", type=_ROWS, help="Form of the rows; else float32, or that of the export.")
 @click.option("--checkpoint", metavar="FOLDER", help="The snapshot with the weights.")
 @click.option(
     "--features", metavar="FILE", help="A TOML file of the inputs, to come with the export."
@@ -91,12 +93,7 @@ def export(
 @click.argument("model")
 @click.argument("data", nargs=-1, required=True)
 @click.option("--to", "target", required=True, metavar="FOLDER", help="Folder of the predictions.")
-@click.option(
-    "--features",
-    default="",
-    metavar="FILE|MODULE:NAME",
-    help="What the inputs are: a TOML or JSON file, or a FeatureSet of a module; else the model's own.",
-)
+@_FEATURES
 @click.option("--checkpoint", default="", metavar="FOLDER", help="The snapshot with the weights.")
 @click.option(
     "--column",
@@ -188,12 +185,7 @@ def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
 
 @click.command()
 @click.argument("models", nargs=-1, metavar="[NAME=]MODEL...")
-@click.option(
-    "--features",
-    default="",
-    metavar="FILE|MODULE:NAME",
-    help="What the inputs are: a TOML or JSON file, or a FeatureSet of a module; else the model's own.",
-)
+@_FEATURES
 @click.option(
     "--checkpoint",
     default="",
@@ -302,7 +294,6 @@ def serve(models: tuple[str, ...], **options: Any) -> int:
 
 
 def _followed(by_name: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model with the weights of a running job, by its name."""
     from psfleet.serving.model import follow
 
     if len(by_name) > 1:

@@ -330,7 +330,6 @@ def run_command(
     error.
 
     Args:
-        command: Command to run.
         name: Name of the program, for messages.
         words: Arguments, which the command also finds in its context. None means the arguments of this
             process.

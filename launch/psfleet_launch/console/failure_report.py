@@ -106,9 +106,6 @@ def report(
     """Return the report that is shown at the end of a job that has failed or was stopped.
 
     Args:
-        job: The job.
-        state: Supervisor with the first failure.
-        ended_at: Time at which each process ended.
         host: Function that returns the machine of a process.
     """
     if state.failure is None:
@@ -221,7 +218,6 @@ class Tracebacks:
         return b""
 
     def _may_belong(self, partial: bytes) -> bool:
-        """Return whether an incomplete line may belong to a traceback."""
         return HEADER.startswith(partial) or bool(self._block)
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from psfleet.core.base.panels.panel import counted
 from psfleet_launch.console.failure_report import Tracebacks
 from psfleet_launch.job.job_plan import Job
 from psfleet_launch.job.job_request import JobRequest
@@ -74,8 +75,8 @@ class Screen:
         request = job.request
         parts = [
             engine,
-            _count(request.servers, "server"),
-            _count(request.workers, "worker"),
+            counted(request.servers, "server"),
+            counted(request.workers, "worker"),
             request.strategy.get("consistency", {}).get("mode"),
             *(_part(part, request) for part in request.strategy if part != "consistency"),
             None
@@ -175,15 +176,10 @@ def _as_long_as_somebody_looks() -> contextlib.suppress:
 
 def _part(name: str, request: JobRequest) -> str:
     """Return a part of the strategy in words: `recompute`, or `pipeline of 2 stages`."""
-    return f"pipeline of {_count(len(request.copies), 'stage')}" if name == "pipeline" else name
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if str(number) == "1" else f"{number} {noun}s"  # 1..4 servers
+    return f"pipeline of {counted(len(request.copies), 'stage')}" if name == "pipeline" else name
 
 
 def _write(stream: IO[str], data: bytes) -> None:
-    """Write bytes to a text stream unchanged."""
     with _as_long_as_somebody_looks():
         while data:
             data = data[os.write(stream.fileno(), data) :]

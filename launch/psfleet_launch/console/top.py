@@ -76,8 +76,6 @@ def top_object(view: JobView) -> dict[str, Any]:
 
 
 def _table(role: str, view: JobView) -> Table:
-    """Return a table with a row for each process of a role."""
-
     def by_rank(title: str) -> dict[str, float | None]:
         prefix = "server " if title in _SAID_BY_SERVERS else f"{role} "
         return {

@@ -49,10 +49,7 @@ def manifests(
     """Return the manifests of a job, by file name.
 
     Args:
-        request: Job to run.
         name: Name of the job, which becomes part of the names of all objects.
-        launch: Settings of the launch.
-        chosen: Settings of the engine.
 
     Raises:
         ConfigError: Kubernetes cannot run a job with these settings.
@@ -126,7 +123,6 @@ def _filled(template: str, name: str, role: str = "", **values: Any) -> Manifest
     """Return a Kubernetes object from its template.
 
     Args:
-        template: File name of the template.
         name: Name of the job, inserted into strings of the template.
         role: Role of the pod, inserted into strings of the template.
         values: Values of the template's other variables, inserted as JSON. An entry of the object whose
@@ -149,12 +145,7 @@ def _without_none(value: Any) -> Any:
 
 
 def job_file(items: Mapping[type, Any], strategy: Mapping[str, Any]) -> str:
-    """Return a job file (TOML) with the values of some groups of settings. Default values are left out.
-
-    Args:
-        items: Object with the values for each class of settings.
-        strategy: Strategy of the job, by part.
-    """
+    """Return a job file (TOML) with the values of some groups of settings. Default values are left out."""
     lines = {
         setting.key: value
         for group, item in items.items()

@@ -55,7 +55,6 @@ class Engine(abc.ABC):
         programs: Programs that the engine needs on the launcher's machine.
         timeouts: Time limits of a job's phases on this kind of machines.
         spans_machines: True if the job may run on several machines, so that servers must listen on TCP.
-        job: The job.
         selector: Selector of the runner. The engine registers the sockets and pipes that it reads.
         launch: The user's settings of the launch.
     """
@@ -83,9 +82,6 @@ class Engine(abc.ABC):
         With `launch.dry_run` nothing is submitted.
 
         Args:
-            request: Job to run.
-            name: Name of the job.
-            launch: Settings of the launch.
             words: Arguments of this `psfleet-launch`, for the launcher that runs in the queue.
 
         Returns:

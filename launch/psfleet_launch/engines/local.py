@@ -194,7 +194,7 @@ class LocalEngine(Engine):
         return process.returncode
 
     def _exit(self, member: Member, code: int) -> ProcessExited:
-        usage = self._used[self._processes[member].pid]
+        usage = self._used.pop(self._processes[member].pid)
         text = usage_text(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
         return ProcessExited(member, code, self._has_left(member), self._cause(code), text)
 
@@ -269,7 +269,6 @@ class LocalEngine(Engine):
         self._events += [Said(member, line.decode(errors="replace")) for line in lines]
 
     def _close_liveness_pipe(self, member: Member) -> None:
-        """Close the liveness pipe of a member, if it is open."""
         self._words.pop(member, None)
         if pipe := self._pulses.pop(member, None):
             self.selector.unregister(pipe)

@@ -222,7 +222,8 @@ class SlurmEngine(RemoteEngine):
 
     def default_address(self) -> str:
         """Return the local address that this machine, the first node, uses to connect to the last node."""
-        return address_towards(_node(self.machines()[-1])["NodeAddr"])
+        last = ask_slurm("scontrol", "show", "node", self.machines()[-1], "--oneliner")
+        return address_towards(fields_of(last)["NodeAddr"])
 
     def start_agents(self, endpoint: str, invitation: bytes) -> None:
         count = len(self.machines())
@@ -263,8 +264,3 @@ def _is_allocated() -> bool:
 def _asked_for(settings: SlurmSettings) -> list[str]:
     """Return placeholder names for the nodes of a job that is not submitted yet."""
     return [f"node {number}" for number in range(1, settings.nodes + 1)]
-
-
-def _node(name: str) -> Mapping[str, str]:
-    """Return the properties of a node from `scontrol show node`."""
-    return fields_of(ask_slurm("scontrol", "show", "node", name, "--oneliner"))

@@ -44,19 +44,15 @@ def _environment(pid: int) -> list[bytes]:
         return []
 
 
-def sweep(token: str, patience: float = _EXIT_TIMEOUT) -> list[int]:
+def sweep(token: str) -> list[int]:
     """Kill every process of the job with SIGKILL, and return the ids of the killed processes.
 
     The search is repeated until it finds nothing, because a process may fork after it was found and before
     it is dead. A search is slow: it reads the environment of every process of the machine. So the next
     search waits until the killed processes have ended.
-
-    Args:
-        token: Token of the job.
-        patience: Time limit in seconds.
     """
     pids: set[int] = set()
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + _EXIT_TIMEOUT
     while (processes := find(token)) and time.monotonic() < deadline:
         for handle in [_killed(pid, token) for pid in processes]:
             _await_end(handle, deadline)
@@ -99,7 +95,6 @@ def watch(token: str, folder: str) -> None:
     """Wait until the launcher has cleaned up or died. If it died, clean up in its place.
 
     Args:
-        token: Token of the job.
         folder: Private folder of the job.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

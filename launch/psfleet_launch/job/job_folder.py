@@ -54,10 +54,6 @@ or leaves or while rows move to other servers."""
 def claimed(parent: Path, name: str) -> Iterator[Path]:
     """Context in which a job alone may use the folder of its logs. Yields the folder, without old files.
 
-    Args:
-        parent: Parent of the folder.
-        name: Name of the job and of the folder.
-
     Raises:
         ConfigError: The name is no name of a folder, the folder cannot be made, or another job is using it.
     """
@@ -122,7 +118,6 @@ def _lock(descriptor: int, unknown: bool = True) -> bool:
     """Lock an open folder until the descriptor is closed, at the latest when this process ends.
 
     Args:
-        descriptor: File descriptor of the folder.
         unknown: Result if the file system has no locks.
 
     Returns:
@@ -153,8 +148,6 @@ def place_of(store: str, name: str, logs: Path) -> str:
 
     Args:
         store: Value of --snapshot-store, or "" for the folder of the logs.
-        name: Name of the job.
-        logs: Folder of the job's logs.
     """
     return f"{place_or_url(store).rstrip('/')}/{name}" if store else str(folder_of(logs).absolute())
 
@@ -199,7 +192,6 @@ def clear(place: str, resume: str) -> None:
     If the job resumes from a snapshot in the folder, this snapshot and all older ones stay.
 
     Args:
-        place: Folder or URL of the snapshots.
         resume: Snapshot that this job starts from, or "".
     """
     snapshots = own_snapshots(place)

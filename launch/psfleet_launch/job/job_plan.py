@@ -111,12 +111,10 @@ class Job:
     """A job to run: the user's request, with a name, folders and credentials.
 
     Attributes:
-        request: Settings of the job.
         name: Name of the job and of the folder of its logs.
         token: Unique text in the environment of every process of the job, so that the guard can find all
             processes.
         folder: Private folder (mode 0700) for sockets and ready files, removed at the end.
-        logs: Folder of the job's logs.
         credentials: Folder with each role's credentials. Empty if the job needs no credentials.
         variables: Further environment variables of the job's processes.
         spool: Folder for the output of processes, or None for the folder of the logs.
@@ -277,10 +275,6 @@ def child_environment(
     5. default sizes of thread pools.
 
     Args:
-        job: Job of the member.
-        member: Member whose process will be started.
-        told: Start parameters of the process.
-        base: Environment of the launcher.
         cores: Number of cores that the job may use, or None for the cores that the launcher may use.
     """
     variables = to_variables(_environment(job, member, told), *_TOLD)

@@ -5,6 +5,8 @@ import os
 import sys
 from dataclasses import dataclass
 
+from psfleet.core.base.panels.panel import counted
+
 _ROOM = 512 << 20  # bytes that a server needs beside its tables, or a launcher and an agent need
 
 
@@ -40,7 +42,7 @@ class Resources:
 
     def said(self, request: "Resources") -> str:
         """Return these resources in words, without those that are 0 in `request`."""
-        cores = _cores(self.cores) if request.cores else ""
+        cores = counted(self.cores, "core") if request.cores else ""
         memory = f"{self.memory / 2**30:.1f} GiB" if request.memory else ""
         return " and ".join(filter(None, (cores, memory)))
 
@@ -49,7 +51,3 @@ class Resources:
 
 
 BOUNDLESS = Resources(sys.maxsize, sys.maxsize)
-
-
-def _cores(count: int) -> str:
-    return "1 core" if count == 1 else f"{count} cores"

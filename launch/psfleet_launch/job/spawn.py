@@ -57,8 +57,6 @@ def spawn(
     Call it from the main thread, because the kernel kills the process when the thread that started it ends.
 
     Args:
-        command: Command with its arguments.
-        environment: All environment variables of the process.
         log: File for standard output and standard error, or None with `piped`.
         piped: True if the caller reads the output from `process.stdout` and `process.stderr`.
         ordered: True if the caller writes commands to `process.stdin`.

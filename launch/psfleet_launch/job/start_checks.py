@@ -24,7 +24,6 @@ def check_source(path: Path, what: str) -> None:
     """Raise ConfigError if a Python file is missing or cannot be compiled.
 
     Args:
-        path: Path of the file.
         what: Name of the file in the error, such as "script 'train.py'".
     """
     # Python can also run archives and compiled files. These are not checked.

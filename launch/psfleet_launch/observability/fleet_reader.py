@@ -76,7 +76,6 @@ class FleetReader:
     answers when it ends, with its final metrics (`read_last`).
 
     Args:
-        job: Name of the job.
         endpoints: Endpoints of the servers. The job runner changes this list when servers start.
         environment: Environment with the launcher's credentials.
         timeline: Function that returns the state of the job.
@@ -164,12 +163,7 @@ class FleetReader:
             yield from self._decoded(last)
 
     def _take_last(self, endpoint: str, timeout: float = 0.0) -> bool:
-        """Store the reply that a server gives at its end. Return whether the call is over.
-
-        Args:
-            endpoint: Endpoint of the server.
-            timeout: Seconds to wait for the reply.
-        """
+        """Store the reply that a server gives at its end. Return whether the call is over."""
         import grpc
 
         try:
@@ -211,7 +205,6 @@ class Recorder:
     """Thread that reads the metrics of a job every 2 s, and computes a frame: the values of all panels.
 
     Args:
-        read: Function that reads the metrics.
         listeners: Functions to call with each frame, in the thread.
         every: Seconds between two frames.
         read_last: Function that reads the final metrics after the end of the job, or None for no final frame.
@@ -277,7 +270,6 @@ def replies(now: Look, before: Look) -> dict[str, Any]:
     """Return a frame: the time, and for each panel in order the value of each series by name.
 
     Args:
-        now: Present look.
         before: Earlier look, needed to compute rates.
     """
     return {

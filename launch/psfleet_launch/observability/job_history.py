@@ -22,6 +22,7 @@ from typing import Any
 from psfleet.core.base.errors import FrameError
 from psfleet.core.base.files import let_appear, read_small
 from psfleet.core.base.json_documents import Format, Misfit, exact, reading
+from psfleet.core.base.panels.panel import counted
 from psfleet_launch.job.job_folder import HISTORY
 from psfleet_launch.job.job_plan import Job, Member
 from psfleet_launch.observability.fleet_reader import panel_texts
@@ -158,7 +159,6 @@ class JobHistory:
     memory. If the disk is full, nothing more is written to the file, and the job continues.
 
     Args:
-        folder: Folder of the job's logs.
         fields: Content of the first line, from `heading`.
         epoch: Time of the monotonic clock's zero, in seconds since 1970, or None for this process's clock.
         host: Function that returns the machine of a process that has been started.
@@ -187,7 +187,6 @@ class JobHistory:
         """Record an event or an action of the job.
 
         Args:
-            item: Event, output or action.
             now: Its time on the monotonic clock.
         """
         for event in self._events_of(item, self._epoch + now):
@@ -257,8 +256,7 @@ class JobHistory:
             case PromoteStandby(member, before):
                 yield JobEvent(at, "takeover", str(member), text=str(before))
             case ServersMoved(servers):
-                noun = "server" if servers == 1 else "servers"
-                yield JobEvent(at, "moved", text=f"{servers} {noun} from now on")
+                yield JobEvent(at, "moved", text=f"{counted(servers, 'server')} from now on")
             case StopRequested(number):
                 yield JobEvent(at, "stop", text=f"signal {number}")
             case Said(member, text):
@@ -325,7 +323,6 @@ def thinned(times: Sequence[float], most: int, newest: int) -> list[int]:
 
     Args:
         times: Times in ascending order.
-        most: Maximum number of times to keep.
         newest: Number of last times that are all kept.
     """
     old, newest_moments = (

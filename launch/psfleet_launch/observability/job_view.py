@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from psfleet.core.base.panels.panel import number_text, rate_text
+from psfleet.core.base.panels.panel import counted, number_text, rate_text
 from psfleet_launch.observability.fleet_reader import panel_texts
 from psfleet_launch.observability.job_history import Figures, PastJob
 from psfleet_launch.observability.job_timeline import Fault, Process, exit_words
@@ -47,7 +47,6 @@ class ProcessView:
     """A process of the job, with its figures as texts.
 
     Attributes:
-        series: Name of the process in the figures.
         words: State in words, such as `runs, restarted once`.
         mood: Colour of the state: `good`, `warn` or `bad`, or empty for a process that has ended regularly.
         speed: Steps per second of a worker, or pushes per second of a server.
@@ -90,7 +89,6 @@ class JobView:
     """State of a job at one time, as it is shown to users.
 
     Attributes:
-        job: History of the job.
         state: Sentence that says whether the job is over, how it has ended, and when it ran.
         badge: State in one or a few words, and its mood (`good`, `warn`, `bad` or empty).
         processes: Processes, servers first.
@@ -123,7 +121,6 @@ def view_of(job: PastJob, is_running: bool) -> JobView:
     """Return the view of a job.
 
     Args:
-        job: History of the job.
         is_running: True if the launcher is running. A job whose history has an end is over in any case.
     """
     is_running = is_running and job.code is None  # the launcher writes the report at its end
@@ -175,7 +172,6 @@ def state(job: PastJob, is_running: bool) -> str:
 
 
 def _seconds(job: PastJob) -> float:
-    """Return the seconds from the start of the job to the last event or frame."""
     began = job.heading["began"]
     last = job.frames[-1]["at"] if job.frames else began
     return float(max(began, job.timeline.last, last) - began)
@@ -210,7 +206,7 @@ def _badge(
         slow = [process.name for process in processes if process.mood == "warn"]
         return (f"runs, {', '.join(slow)} slow", "warn") if slow else ("runs", "good")
     is_critical = any(alert.severity == "critical" for alert in alerts)
-    return f"runs, {_counted(len(alerts), 'alert')}", "bad" if is_critical else "warn"
+    return f"runs, {counted(len(alerts), 'alert')}", "bad" if is_critical else "warn"
 
 
 def _processes(job: PastJob, is_running: bool) -> Iterator[ProcessView]:
@@ -260,7 +256,6 @@ def _in_order(job: PastJob) -> Iterator[Process]:
 
 
 def _state_of(job: PastJob, process: Process, is_running: bool) -> tuple[str, str]:
-    """Return the state of a process in words, and its mood."""
     if process.code is not None:
         if process.code == 0:
             return "finished", ""
@@ -393,7 +388,7 @@ def progress_line(ask: Ask) -> str:
         (_nonzero(ask("Time left")), sum, lambda left: f"{number_text(left, 's')} left"),
         (ask("Loss"), statistics.fmean, lambda loss: f"loss {number_text(loss, 'none')}"),
         (ask("Staleness, 99th percentile"), max, "staleness p99 {:.0f}".format),
-        (_nonzero(ask("Torn steps")), sum, lambda count: _counted(int(count), "torn step")),
+        (_nonzero(ask("Torn steps")), sum, lambda count: counted(int(count), "torn step")),
         (ask("Rows"), sum, "{:,.0f} rows".format),
         (traffic, sum, lambda rate: number_text(rate, "Bps")),
         (
@@ -427,7 +422,6 @@ def logged(series: Figures) -> Iterator[tuple[str, str]]:
 
 
 def _figures(job: PastJob, is_running: bool) -> Iterator[Figure]:
-    """Yield the numbers of the overview."""
     ask, timeline = job.newest if is_running else job.last, job.timeline
 
     def rate(title: str, total: Callable[[Iterable[float]], float]) -> str:
@@ -449,7 +443,7 @@ def _figures(job: PastJob, is_running: bool) -> Iterator[Figure]:
     stopped = sum(process.code == -signal.SIGTERM for process in timeline.processes.values())
     deaths = timeline.deaths.total() - (stopped if job.code is not None else 0)
     recoveries = [
-        _counted(count, noun)
+        counted(count, noun)
         for count, noun in (
             (timeline.restarts.total(), "restart"),
             (timeline.promotions, "takeover"),
@@ -484,7 +478,3 @@ def _nonzero(figures: Figures) -> Figures:
 def _text(figures: Figures, series: str, words: Callable[[float], str]) -> str:
     value = figures.get(series)
     return "" if value is None else words(value)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' if count != 1 else ''}"

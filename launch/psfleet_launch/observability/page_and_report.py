@@ -47,7 +47,6 @@ def overview(view: JobView, faults: int = 0) -> dict[str, Any]:
     """Return the content above the charts as JSON: state, figures, processes, alerts and faults.
 
     Args:
-        view: View of the job.
         faults: Maximum number of faults, the newest ones, or 0 for all.
     """
     processes = _table(
@@ -115,7 +114,6 @@ def write_report(folder: Path, to: Path | None = None) -> Path:
     """Write the report of a job, and return its path.
 
     Args:
-        folder: Folder of the job's logs.
         to: Path of the report, or None for the folder of the logs.
 
     Raises:

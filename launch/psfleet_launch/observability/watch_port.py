@@ -161,7 +161,6 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10  # seconds for a client to send its request
 
     def do_GET(self) -> None:  # the name that http.server calls
-        """Reply to a GET request."""
         try:
             url = urlsplit(self.path)
         except ValueError as error:
@@ -179,7 +178,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/metrics":
             self._reply(200, _TEXT, encode(self.server.port.reader.read()))
         elif path == "/sd":
-            self._reply(200, "application/json", json.dumps(self._targets()).encode())
+            port = self.server.port  # the format of Prometheus' http_sd_config
+            targets = [{"targets": [port.host], "labels": {"job": port.job.name}}]
+            self._reply(200, "application/json", json.dumps(targets).encode())
         elif path == "/events":
             self._stream()
         elif path == "/":
@@ -204,10 +205,6 @@ class _Handler(BaseHTTPRequestHandler):
             hmac.compare_digest(credential.encode(), expected.encode())
             for credential in (token, bearer)
         )
-
-    def _targets(self) -> list[dict[str, Any]]:
-        """Return the targets to scrape, in the format of Prometheus' http_sd_config."""
-        return [{"targets": [self.server.port.host], "labels": {"job": self.server.port.job.name}}]
 
     def _stream(self) -> None:
         """Send a stream of server-sent events: first the panels, then new overviews and frames."""

@@ -35,7 +35,6 @@ class Failure:
     """First failure of a job.
 
     Attributes:
-        member: Member that failed.
         code: Exit code of the member as in subprocess. None if the member has not ended, but was not ready
             in time or cannot be reached.
         why: Reason that the supervisor knows, or "".
@@ -88,7 +87,6 @@ class ProcessExited(Message, frozen=True):
     """A process has ended.
 
     Attributes:
-        member: Member whose process has ended.
         code: Exit code as in subprocess. Minus the signal's number if a signal has killed the process.
         left: True for a worker that had left the fleet before.
         cause: Cause of the end, if the engine knows it: memory was full, or the machine is lost. Otherwise
@@ -137,7 +135,6 @@ class MachineCutOff:
     machine may become reachable meanwhile.
 
     Attributes:
-        members: Members on the machine.
         answering: Members on machines that have sent a message within the last half second.
     """
 

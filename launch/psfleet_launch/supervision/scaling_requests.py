@@ -56,7 +56,6 @@ class ServerUsage:
 
     Attributes:
         at: Time of the measurement, in seconds of any clock.
-        servers: Number of servers.
         memory: Used fraction of the memory for tables (--server-memory) on the fullest server, or 0 without
             a limit.
         cpu: CPU seconds that all servers together have used since their start.
@@ -81,8 +80,6 @@ def wanted(usages: Sequence[ServerUsage], count: ServerCount, cores: int) -> Wan
 
     Args:
         usages: Measurements, oldest first.
-        count: Minimum and maximum number of servers.
-        cores: Number of cores of each server.
     """
     same = _of_last_number(usages)
     if len(same) < _LOOKS:
@@ -159,7 +156,6 @@ class ScalingRequests:
     """Handles requests for another number of servers, one after the other, in the launcher's main thread.
 
     Args:
-        folder: Folder of the job's logs.
         refusal: Function that returns why the job cannot have a number of servers, or "" if it can.
         asked: Function that returns the endpoint that a new server should listen on, given its rank.
         standbys: Function that returns the standbys to start before a move to a number of servers.
@@ -226,9 +222,6 @@ class ScalingRequests:
     def step(self, present: Sequence[str]) -> ScalingStep:
         """Read the files, write the launcher's files, and return the actions to take.
 
-        Args:
-            present: Endpoints of the job's servers.
-
         Raises:
             OSError: A file cannot be written, for example on a full disk. Call again later.
         """
@@ -243,10 +236,6 @@ class ScalingRequests:
     def give_up(self, why: str, present: Sequence[str]) -> ScalingStep:
         """Give up the present request, so that the job keeps its servers. Do nothing if there is no
         undecided request.
-
-        Args:
-            why: Reason, for the user.
-            present: Endpoints of the job's servers.
         """
         if not self.under_way:
             return ScalingStep()

@@ -64,12 +64,7 @@ class HangDetector:
         return self._last_signals.get(member, self._awake) + self.patience < self._awake
 
     def has_hung(self, member: Member, other: Member) -> bool:
-        """Return whether a member is hung: its partner's last signal is at least `patience` seconds later.
-
-        Args:
-            member: Server or standby.
-            other: Its partner.
-        """
+        """Return whether a member is hung: its partner's last signal is at least `patience` seconds later."""
         silent_from = self._last_signals.get(member, self._awake) + self.patience
         return silent_from < self._last_signals.get(other, 0.0)
 
@@ -136,11 +131,6 @@ class Standbys:
         self.standby, self.ready, self.promoted, self.delayed = {}, set(), set(), {}
         self.terms = dict.fromkeys(self.primary, 1)
         return tuple(map(self._next, self.primary))
-
-    @property
-    def awaited(self) -> set[Member]:
-        """Members that are not ready yet: standbys that still receive rows, and promoted standbys."""
-        return set(self.standby.values()) - self.ready | self.promoted
 
     def follows(self, member: Member) -> bool:
         """Return whether a member is a standby now."""

@@ -57,7 +57,6 @@ class Supervisor:
 
     Attributes:
         timeouts: Time limits of starting, leaving and stopping.
-        phase: Phase of the job.
         alive: Members that were started and have not ended.
         awaited: Servers that were started and are not ready yet.
         failure: First failure of the job, or None.
@@ -284,7 +283,6 @@ class Supervisor:
         )
 
     def _orphan(self, member: Member) -> Member | None:
-        """Return the running standby of this primary, or None."""
         if self.standbys is None or self.standbys.primary.get(member.rank) != member:
             return None
         heir = self.standbys.standby.get(member.rank)

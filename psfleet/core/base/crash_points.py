@@ -49,7 +49,6 @@ def reach(point: str, last_act: Callable[[], object] | None = None) -> None:
     """Fail here if PSFLEET_CRASH names this point and the process has reached it for the N-th time.
 
     Args:
-        point: Name of the point.
         last_act: Called right before the process fails, for example to write half a record.
 
     Raises:

@@ -28,11 +28,13 @@ PsfleetError
 └── CheckpointError                            a snapshot is missing, incomplete or damaged
 """
 
+import importlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
+from typing import Any
 
 __all__ = [
     "AccessDenied",
@@ -185,12 +187,24 @@ def not_installed(use: str, package: str, extra: str) -> ConfigError:
 
     Args:
         use: Subject and verb of the error's sentence, such as "Kafka topics need".
-        package: Name of the package.
-        extra: Extra of psfleet that installs the package.
     """
     return ConfigError(
         f"{use} {package}, which is not installed; run: pip install '.[{extra}]' in psfleet's checkout"
     )
+
+
+def optional_module(name: str, use: str, package: str, extra: str) -> Any:
+    """Import a module of an optional package. The last three arguments are those of `not_installed`.
+
+    Raises:
+        ConfigError: The package is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if error.name is not None and error.name.partition(".")[0] != name.partition(".")[0]:
+            raise  # the package is there and lacks another one
+        raise not_installed(use, package, extra) from None
 
 
 def install_hook() -> None:

@@ -33,7 +33,6 @@ def replace(where: Path, write: Callable[[Path], object]) -> None:
     """Replace a file atomically and durably: even after a power cut it has its old or its new content.
 
     Args:
-        where: Path of the file.
         write: Called with a path in the same folder, to write the new content there.
     """
 
@@ -53,7 +52,6 @@ def let_appear(where: Path, write: Callable[[Path], object]) -> None:
     If writing fails, nothing is left behind.
 
     Args:
-        where: Path of the file.
         write: Called with a path in the same folder, to write the content there.
     """
     draft = where.with_name(f".{where.name}.{os.getpid()}")

@@ -42,7 +42,6 @@ def write_request(folder: Path, number: int, consistency: dict[str, Any]) -> Non
     """Request a mode for the running job.
 
     Args:
-        folder: Folder of the job.
         number: Number of the request, which increases with each request.
         consistency: Settings of the strategy's part `consistency`, such as {"mode": "ssp", "staleness": 4}.
     """

@@ -45,11 +45,7 @@ def log_of(module: str) -> logging.Logger:
 
 
 class RateLimitedLog:
-    """Logs warnings, but at most one per second. Any thread may call.
-
-    Args:
-        log: Logger of the module.
-    """
+    """Logs warnings, but at most one per second. Any thread may call."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -73,11 +69,7 @@ class RateLimitedLog:
 
 
 class FirstLinesLog:
-    """Logs the first five warnings of a kind, such as bad rows of a source. One thread calls.
-
-    Args:
-        log: Logger of the module.
-    """
+    """Logs the first five warnings of a kind, such as bad rows of a source. One thread calls."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -99,7 +91,6 @@ def set_up_logs(role: str | None = None, rank: int = 0) -> None:
     Args:
         role: Role of this process in its fleet: lines begin with time, level, role and rank. None if the
             process trains alone: lines are plain sentences.
-        rank: Rank within the role.
 
     Raises:
         ConfigError: A variable has an invalid value.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from psfleet.core.base.errors import CheckpointError, ConfigError, not_installed
+from psfleet.core.base.errors import CheckpointError, ConfigError, optional_module
 from psfleet.core.base.settings.kinds import local_path, shown_url, url_of
 
 T = TypeVar("T")
@@ -40,9 +40,6 @@ _NAME = re.compile(r"snapshot-[0-9]{6}")
 class ObjectStore:
     """Files of one folder in an object store. Failed operations are tried again.
 
-    Args:
-        url: URL of the folder.
-
     Attributes:
         name: URL without credentials, for messages.
 
@@ -52,10 +49,7 @@ class ObjectStore:
 
     def __init__(self, url: str) -> None:
         self.name = shown_url(url)
-        try:
-            import fsspec
-        except ModuleNotFoundError:
-            raise not_installed(f"the URL {self.name!r} needs", "fsspec", "objects") from None
+        fsspec = optional_module("fsspec", f"the URL {self.name!r} needs", "fsspec", "objects")
         try:
             self._system, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError, OSError) as error:
@@ -232,8 +226,6 @@ def upload(folder: Path, url: str, names: Sequence[str] | None = None) -> list[s
     """Copy files of a local folder to a URL, the manifest last. Returns the names of the files.
 
     Args:
-        folder: Local folder.
-        url: URL of the target folder.
         names: Files to copy, or None for all files of the folder.
 
     Raises:

@@ -79,8 +79,6 @@ def write_promise(folder: Path, number: int, why: str = "") -> None:
     """Announce that all servers have their part of the rows, or that a request has failed.
 
     Args:
-        folder: Folder of the job.
-        number: Number of the request.
         why: Reason of the failure, or empty if all servers have their rows.
     """
     _SCALE_PROMISED.write(folder / SCALE_PROMISED, number=number, why=why)

@@ -57,11 +57,6 @@ class ServiceThread(threading.Thread):
 
     Every thread of a server or a worker is a ServiceThread. It inherits the context variables of the thread
     that creates it.
-
-    Args:
-        target: Function that the thread runs.
-        name: Name of the thread, for the sentence.
-        args: Arguments of `target`.
     """
 
     def __init__(self, target: Callable[..., object], name: str, args: tuple[Any, ...] = ()):
@@ -244,7 +239,6 @@ def wakes_on_signals(
 
     Args:
         selector: Selector that the main thread waits in.
-        numbers: Signals besides SIGCHLD.
         note: Called with the number of each signal that arrives, except SIGCHLD.
     """
     with contextlib.closing(Waker()) as waker:

@@ -43,7 +43,6 @@ class ClientTable:
     call.
 
     Attributes:
-        spec: Definition of the table.
         optimizer: Optimizer that has the learning rate of each push, or None if the table is only read.
     """
 
@@ -112,7 +111,6 @@ def by_table(
     Args:
         ids: Argument of `Client.pull`.
         reads: Result of `reads_of(runtime, ids)`.
-        values: Values of each read.
     """
     return {
         table: as_asked(part, read, value)
@@ -371,10 +369,6 @@ class ClientFeatures:
 
     Here the rows of a feature are pooled (for example summed) per sample. To pool them in the script instead,
     pull `batch.ids`, then use `batch.pool` and `batch.gradients`.
-
-    Attributes:
-        features: The feature set.
-        tables: Its tables by name.
     """
 
     def __init__(self, features: FeatureSet, tables: Mapping[str, SparseTable]) -> None:
@@ -405,7 +399,6 @@ def _as_gradient(value: Any, spec: TableSpec) -> Floats:
 
 
 def _described(value: Any) -> str:
-    """Return a few words about a value, for a message."""
     type_name = type(value).__name__
     if isinstance(value, tuple | list):
         return f"a {type_name} of {len(value)}"

@@ -40,8 +40,8 @@ class ModeGuide:
     """Description of a mode: its row in the table of modes in docs/strategies.md.
 
     Attributes:
-        push: What happens to a push.
-        pull: When a pull is answered.
+        push: Handling of a push.
+        pull: Moment at which a pull is answered.
         promise: Guarantees of the mode.
         price: Disadvantages of the mode.
     """

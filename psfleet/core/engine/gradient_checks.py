@@ -115,10 +115,6 @@ def check_gradients(
     Values are contiguous: flat for a dense table, [n, push_width] for a sparse one. In a table that counts
     shows and clicks, a gradient without these counts means one show and no click for each id.
 
-    Args:
-        spec_of: Returns the definition of a table.
-        gradients: Gradients of the push.
-
     Raises:
         UsageError: A table has two gradients, or a gradient does not fit its table.
     """

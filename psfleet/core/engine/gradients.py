@@ -73,7 +73,6 @@ class PooledGradient(SparseGrad):
     """Gradient of pooled rows, one for each group of ids (bag). Expanded to single rows when `rows` is read.
 
     Args:
-        of: Ids and their bags.
         values: Gradients of the pooled rows: float32 [all bags, dim].
     """
 
@@ -140,25 +139,16 @@ def zeroed(grad: Grad | None) -> Grad | None:
     return None if grad is None else np.zeros_like(grad)
 
 
-def _pushed(grad: SparseGrad) -> Floats:
-    """Return the values of a sparse gradient in a push: float32 [n, dim], or [n, dim + 2] with scores."""
-    return grad.rows if grad.scores is None else np.concatenate([grad.rows, grad.scores], axis=1)
-
-
 def gradient_of(table: int, grad: Grad | SparseElements, rate: float) -> Gradient:
-    """Convert a gradient to the form in which a push contains it.
-
-    Args:
-        table: Key of the table.
-        grad: The gradient.
-        rate: Learning rate of the push.
-    """
+    """Convert a gradient to the form in which a push contains it."""
     if isinstance(grad, SparseElements):
         return Gradient(table, grad.values, grad.positions, rate)
     if isinstance(grad, PooledGradient):
         return Gradient(table, grad.values, grad.ids, rate, bags=grad.of.parts)
     if isinstance(grad, SparseGrad):
-        return Gradient(table, _pushed(grad), grad.ids, rate)
+        rows, scores = grad.rows, grad.scores
+        values = rows if scores is None else np.concatenate([rows, scores], axis=1)
+        return Gradient(table, values, grad.ids, rate)
     return Gradient(table, grad, None, rate)
 
 

@@ -35,13 +35,9 @@ class SkippedGradients(Exception):
 class NonFiniteCheck:
     """Checks the losses and gradients that one worker pushes.
 
-    Args:
-        worker: Rank of the worker.
-
     Attributes:
         found: Number of steps in which a value was not finite.
         first: Sentence about the first such step, and its time in seconds since 1970, or None so far.
-        norms: Norms of the checked gradients.
     """
 
     def __init__(self, worker: int) -> None:
@@ -60,7 +56,6 @@ class NonFiniteCheck:
         Args:
             step: Number of the step, from 1.
             loss: Loss of the step, or None if it is not known.
-            gradients: The gradients to push.
             is_step: False for a sum of gradients of steps that were checked before.
 
         Raises:

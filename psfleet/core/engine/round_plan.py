@@ -119,7 +119,6 @@ class PlanEntry:
     Attributes:
         first: First round of the entry. The entry ends where the next one begins.
         seats: Seats that share the positions, in this order.
-        stream: Ranges of positions to process.
     """
 
     first: int

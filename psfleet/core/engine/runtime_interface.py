@@ -77,7 +77,6 @@ class Read:
     """Request for values of one table, part of a pull.
 
     Attributes:
-        table: Key of the table.
         ids: Ids of a sparse table: int64 of any shape, repeats allowed. None for a dense table.
         format: Number format in which a server sends the values. Runtimes set it according to their strategy.
         bags: Groups of the ids (bags) whose rows are pooled, for example summed. The values are then float32
@@ -95,13 +94,11 @@ class Gradient:
     """Gradient for one table, part of a push.
 
     Attributes:
-        table: Key of the table.
         values: For a sparse table float32 [n, dim]; row i belongs to ids[i]. For a dense table float32 of the
             table's shape, or [k] with ids.
         ids: For a sparse table int64 [n]; rows of repeated ids are summed in the given order. For a dense
             table None, or int64 [k], ascending: positions in the flattened array. The gradient is zero
             elsewhere.
-        learning_rate: Learning rate of this push.
         precision: Number format of the values during transfer. For 16 bits, values are rounded after rows of
             repeated ids were summed. An embedded runtime rounds in the same way.
         scale: Factor that multiplies the values before rounding and divides them afterwards.
@@ -213,11 +210,7 @@ class CompletedPush:
 
 
 class CompletedPull:
-    """PendingPull for a pull that is already answered.
-
-    Args:
-        values: Values that `wait` returns.
-    """
+    """PendingPull for a pull that is already answered."""
 
     def __init__(self, values: list[Floats]) -> None:
         self._values = values
@@ -228,11 +221,7 @@ class CompletedPull:
 
 
 class ClosedRuntime:
-    """Replacement for a closed object: every access to an attribute raises UsageError.
-
-    Args:
-        sentence: Text of the error.
-    """
+    """Replacement for a closed object: every access to an attribute raises UsageError."""
 
     def __init__(self, sentence: str) -> None:
         self._sentence = sentence
@@ -265,7 +254,6 @@ class Tensors(Protocol):
         The values of the first worker that creates a dense table become its content; later ones are ignored.
 
         Args:
-            spec: Definition of the table.
             value: Initial values of a dense table, or None for a sparse table.
 
         Raises:
@@ -344,7 +332,6 @@ class CollectiveCalls(Protocol):
         """Combine arrays of equal shape from all workers, in the order of ranks; all workers get the result.
 
         Args:
-            value: Array of this worker.
             mode: "sum", "max" or "min".
         """
 
@@ -372,7 +359,6 @@ class Storage(Protocol):
         """Return recorded evictions of a sparse table from each server, without waiting for pushes.
 
         Args:
-            table: Key of the table.
             position: For each server, the position of the first eviction to return. 0 begins with the oldest
                 eviction that the server has recorded.
             limit: Largest number of evictions from each server.
@@ -440,7 +426,6 @@ def missing_table(name: str, names: Sequence[str]) -> str:
     """Return the error message for a table that does not exist.
 
     Args:
-        name: Name of the missing table.
         names: Names of all tables, including internal ones, which the message leaves out.
     """
     table_names = ", ".join(table for table in names if not table.startswith(OWN)) or "none"
@@ -452,10 +437,6 @@ def is_trained(runtime: Storage, tables: Collection[str]) -> bool:
 
     A worker that sees such a table before its own first push has joined a running job. The worker must then
     neither write the initial rows of the tables nor wait for other workers to do so.
-
-    Args:
-        runtime: Runtime of the worker.
-        tables: Names of the tables.
     """
     entries = (table for server in runtime.stats() for table in server["tables"])
     return any(table["step"] > 0 for table in entries if table["name"] in tables)
@@ -524,7 +505,6 @@ def read_of(table: int, ids: Asked, pools: bool) -> Read:
     """Return the Read for a pull from a sparse table.
 
     Args:
-        table: Key of the table.
         ids: Ids to pull, or ids in bags whose rows are pooled.
         pools: True if the runtime pools rows itself. If False, the Read requests a row for each id.
     """

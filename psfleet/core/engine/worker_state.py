@@ -226,11 +226,6 @@ def redealt(states: Mapping[int, Mapping[str, Any]], workers: int, worker: int) 
     two workers must not draw the same numbers. The position in the loops of `fleet.shard` is before the first
     batch that some worker has not processed, so that no batch is left out. The result is empty if there is no
     state.
-
-    Args:
-        states: States of the earlier job, by worker.
-        workers: Number of workers of the earlier job.
-        worker: Index of the worker in this job.
     """
     earlier = states.get(worker) or states.get(worker % workers)
     if earlier is None:

@@ -184,8 +184,6 @@ def encode(header: Header, parts: Sequence[Part] = (), layout: bytes = b"") -> b
     """Return the frame with this header. Its payload is the parts joined together.
 
     Args:
-        header: Fields of the header.
-        parts: Parts of the payload.
         layout: Further fields of the header, already encoded. They are written first, as a Header field of
             their own. protobuf merges both fields into one header. A psfleet server that has seen the same
             layout before need not parse it again (see `split`).

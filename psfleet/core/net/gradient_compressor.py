@@ -88,7 +88,6 @@ class GradientCompressor:
         """Compress and decompress a push, so that its gradients are as a server would receive them.
 
         Args:
-            number: Number of the push.
             gradients: Each gradient with its table. The values are flat arrays; ids of sparse gradients are
                 distinct.
 
@@ -141,11 +140,8 @@ class GradientCompressor:
         """Compress rows of the gradient of a sparse table.
 
         Args:
-            spec: Definition of the table.
-            number: Number of the push.
             ids: Distinct ids of the rows.
             rows: float32 [n, dim].
-            out: Receives the compressed rows.
 
         Raises:
             UsageError: A row has an infinity or NaN. This can happen even after `check`, if gradients of
@@ -163,11 +159,8 @@ class GradientCompressor:
         """Compress the slice of a dense gradient that belongs to one server.
 
         Args:
-            spec: Definition of the table.
-            number: Number of the push.
             low: Index of the slice's first element in the flattened array, a multiple of SCALE_BLOCK.
             values: float32 [n], finite if the format requires it (see `check`).
-            out: Receives the compressed values.
         """
         self.saved += values.nbytes - out.codes.nbytes - out.scales.nbytes
         has_rests = self.feeds and out.format.has_feedback

@@ -121,7 +121,6 @@ def joined(
     """Return the frame with this header and payload.
 
     Args:
-        header: Header of the frame.
         contents: Arrays of each segment, in the order of the segments.
         layout: Encoded segments, if `header` does not contain the segments.
     """
@@ -192,9 +191,7 @@ class TensorRequest:
     """Push and pull that one call requests. The arrays are views into the call's payload.
 
     Attributes:
-        gradients: Gradients of the push.
         gradient_bytes: Bytes of the payload that the gradients occupy.
-        reads: Reads of the pull.
         places: For each read, the offset in shared memory at which its values are to be written. Used only
             if the call has a lane (memory that worker and server share).
     """
@@ -309,7 +306,6 @@ def _gradient(segment: Segment, spec: TableSpec, cursor: "_Cursor") -> Gradient:
 def _short_values(
     segment: Segment, spec: TableSpec, cursor: "_Cursor", shape: tuple[int, ...]
 ) -> Floats:
-    """Return the values of a compressed gradient as float32."""
     form = NUMBERED.get(segment.precision)
     if form is None or (segment.content == ELEMENTS and not form.has_elements):
         raise FrameError(f"table {spec.name!r}: precision {segment.precision} is unknown")

@@ -30,7 +30,6 @@ class ServerState:
     """State of a server without the content of its tables.
 
     Attributes:
-        shard: State of the server's shard.
         coordinator: Decisions of the coordinator, encoded as a body. None on all servers but server 0.
     """
 

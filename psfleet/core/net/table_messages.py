@@ -147,7 +147,6 @@ class ChangedTable:
     """Changes of one table on one server, as a follower receives them.
 
     Attributes:
-        spec: Definition of the table.
         ids: Ids of the changed rows, int64 [n]. Empty for a dense table.
         weights: float32 [n, dim]. For a dense table, the server's whole slice, flat.
         removed: Ids of removed rows, int64 [m].
@@ -166,7 +165,6 @@ class TableToSend:
     """Changes of one table that a server is about to send. The weights are written later, into a gap.
 
     Attributes:
-        spec: Definition of the table.
         ids: Ids of the changed rows, int64 [n]. Empty for a dense table.
         count: Number of weights, for the size of the gap.
         removed: Ids of removed rows, int64 [m].
@@ -264,7 +262,6 @@ def read_changes(
     """Return the changes of all tables in a reply.
 
     Args:
-        message: The reply.
         specs: Known definitions by table key. Adds the definitions that come with the reply.
 
     Raises:

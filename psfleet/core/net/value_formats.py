@@ -51,7 +51,6 @@ class CompressedValues:
     """Compressed values in a buffer: first the scales of all blocks, then a code for each value.
 
     Attributes:
-        format: Format of the values.
         shape: [n, dim] for rows, where each row is a block, or [n] for a dense array.
         scales: float32 [blocks]; empty if the format has no scales.
         codes: Flat array with a code for each value.
@@ -70,7 +69,6 @@ class CompressedValues:
 
         Args:
             buffer: Memory that begins at a multiple of 4 bytes.
-            form: Format of the values.
             shape: Shape of the values, [n, dim] or [n].
         """
         return FORMATS[form].over(buffer, tuple(shape))
@@ -134,7 +132,6 @@ class WireFormat(ABC):
         """Return the values of a gradient as float32.
 
         Args:
-            compressed: The compressed values.
             scale: Factor that the worker multiplied the values by. Only float16 uses one.
             table: Name of the table, for errors.
 
@@ -165,7 +162,6 @@ class WireFormat(ABC):
             draw: Numbers that determine the random rounding.
             rests: Rounding errors of earlier pushes, float32 [n], which are added to the values and then
                 replaced by the errors of this push. None to round at random instead.
-            out: Receives the compressed values.
         """
         del low, draw, rests
         out.pack(values)

@@ -76,8 +76,6 @@ def read_push(
     """Return the push event for a worker's message.
 
     Args:
-        header: Header of the message.
-        gradients: Gradients of the message.
         cut: Pair of numbers: the last snapshot for which the worker has said which of its pushes is the last
             one in it, and that push. None if the message names no snapshot.
 

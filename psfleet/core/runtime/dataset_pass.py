@@ -32,12 +32,9 @@ def batches(
     """Return an iterator over the batches of a dataset for this worker.
 
     Args:
-        source: Samples to read.
-        batch_size: Number of samples of a step.
         epochs: Number of passes over all samples, or None to go on until the script stops.
         shuffle_seed: Seed of the order of samples, or None for the source's own order.
         merged: Number of batches whose gradients are pushed together (`gradient_merge`).
-        runtime: Function that returns the runtime to train with.
         prefetch: Number of batches that a thread reads ahead.
     """
     dataset = _DatasetPass(source, batch_size, epochs, shuffle_seed, prefetch, runtime)

@@ -358,9 +358,6 @@ class FrozenRuntime(ReadOnlyRuntime, EmbeddedRuntime):
 
     An id without a row has the initial values that it would have in training.
 
-    Args:
-        path: Folder of the snapshot.
-
     Raises:
         CheckpointError: The snapshot is missing, incomplete or damaged.
     """

@@ -125,7 +125,6 @@ class ProcessRuntime:
 
         Args:
             make: Makes the runtime, unless `fleet.init()` has set another function.
-            parts: Settings that the client requests.
         """
         if self._runtime is None:
             self._runtime = (self._make or make)(parts)
@@ -141,7 +140,6 @@ class ProcessRuntime:
         """End a client's use of the runtime: flush it, and close it if nothing else in the process uses it.
 
         Args:
-            runtime: Runtime of the client.
             timeout: Seconds for which the flush waits for other workers, if the client's `with` block has
                 failed; else None. After a failure the process stays in the fleet until the script ends.
         """
@@ -183,7 +181,6 @@ def check_none_waits(steps: int, holder: str) -> None:
     """Raise an error if gradients wait to be merged, because a file saved now would lack them.
 
     Args:
-        steps: Number of steps whose gradients wait.
         holder: Name of the file or table to save, for the message.
 
     Raises:

@@ -33,10 +33,6 @@ def handed_on(method: F, part: str = "_fleet") -> F:
     """Return an attribute that forwards a method to an inner object, such as the runtime below a wrapper.
 
     A call of it costs no more than a call of the inner object: an attribute look-up, and no second frame.
-
-    Args:
-        method: Method of the same name and signature.
-        part: Name of the attribute that has the inner object.
     """
     return read_through(f"{part}.{method.__name__}")  # type: ignore[no-any-return]
 
@@ -50,7 +46,6 @@ def refused(method: F, what: str) -> F:
     """Return a method that raises UsageError, because the tables of a ReadOnlyRuntime cannot be changed.
 
     Args:
-        method: Method that is refused.
         what: End of the sentence "the tables ... cannot", such as "be pushed to".
     """
 
@@ -66,9 +61,7 @@ def pull_parts(reads: Sequence[Read], local: Runtime, fleet: Runtime) -> list[Fl
     """Return pulled values in the order of the reads, from two runtimes.
 
     Args:
-        reads: Tables and ids to read.
         local: Runtime that is used for all tables that it has.
-        fleet: Runtime for the other tables.
     """
     local_specs = local.specs()
     far = [read for read in reads if read.table not in local_specs]
@@ -84,9 +77,6 @@ class ForwardingRuntime(ScriptRuntime):
     A derived class may override only `pull` and `push`, because two things are not forwarded: `pull_ahead`
     calls `pull` of this object, and pooled rows (bags) are not accepted (`pools` is False). A derived class
     that supports these two switches them on.
-
-    Args:
-        fleet: Runtime that gets the calls.
     """
 
     pools = False

@@ -83,7 +83,6 @@ class Cluster(Protocol):
         """Return links to the other processes of this worker's pipeline. Closing the runtime closes them.
 
         Args:
-            place: Position of this process in the pipeline.
             queue_size: Number of messages to a process that may wait before `send` blocks.
         """
 
@@ -163,8 +162,6 @@ class ScriptRuntime(Runtime, Protocol):
             trainer: Runtime that the script trains with. It is used to flush, and to make steps without
                 gradients.
             size: Number of samples of an epoch.
-            batch: Number of samples of a step.
-            epochs: Number of epochs.
             seed: Seed of the order of samples. It is only compared between workers.
             merged: Number of steps of one push.
             parts: Parts of a source that can grow while it is read, such as the partitions of a topic. They

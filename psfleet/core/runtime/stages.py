@@ -45,9 +45,7 @@ class Links(Protocol):
         """Send arrays to a process. The caller must not change them afterwards.
 
         Args:
-            process: Number of the process.
             tag: Text that `receive` uses to find the message.
-            arrays: Arrays to send.
 
         Raises:
             DeadlineExceeded: The process does not read its messages.
@@ -71,7 +69,6 @@ class StagePosition:
     Attributes:
         worker: Rank of the worker.
         stage: Index of this process's stage.
-        stages: Number of stages.
         endpoints: Endpoints of this worker's processes: `ipc:///path` or `tcp://host:port`.
         copy: Index of this process among the copies of its stage.
         counts: Number of copies of each stage, or empty if each stage has one.
@@ -135,7 +132,6 @@ def settle(place: StagePosition, make: Callable[[StagePosition, int], Links] | N
     """Set the position of this process, and the function that makes its links when they are first used.
 
     Args:
-        place: Position of this process.
         make: Function that makes the links from a position and a queue size.
     """
     global _here, _make, _links, _steps
@@ -169,10 +165,8 @@ def exchange(
     """Exchange arrays within a worker: processes in `tellers` send arrays, and all processes get them.
 
     Args:
-        place: Position of this process.
         links: Links to the other processes, or None if there are none.
         tag: Tag of the messages, the same in all processes and used only once.
-        tellers: Numbers of the processes that send.
         mine: Arrays of this process. They are ignored if this process is not among `tellers`.
 
     Returns:
@@ -208,9 +202,6 @@ def make_schedule(kind: Schedule, stage: int, stages: int, micro_batches: int) -
 
     Args:
         kind: "gpipe" or "1f1b".
-        stage: Index of the stage.
-        stages: Number of stages.
-        micro_batches: Number of micro-batches.
     """
     ahead = _forwards_ahead(kind, stage, stages, micro_batches)
     forward = [Action(True, micro) for micro in range(micro_batches)]
@@ -251,9 +242,6 @@ class PipelineEngine(ABC, Generic[Value]):
     - `_unpack` converts these arrays back to the value.
 
     Args:
-        kind: Schedule of all stages.
-        sizes: Number of samples of each micro-batch.
-        place: Position of this process.
         links: Links to the other processes, or None if there are none.
         number: Number of the step. It is part of every tag, so it must be the same in all stages and must not
             be used again.
@@ -303,7 +291,6 @@ class PipelineEngine(ABC, Generic[Value]):
         Args:
             way: `forward` or `back`.
             stage: Index of the stage that needs the value.
-            micro: Index of the micro-batch.
             value: Value to send. The caller must not change it afterwards.
             name: Name of the value, if a stage needs several of a micro-batch.
         """

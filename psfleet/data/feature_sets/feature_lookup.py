@@ -49,9 +49,7 @@ def bags_of(feature: Feature, bags: Jagged | None, samples: int) -> Bags:
     """Return the ids of a feature, divided into bags: the ids of one row of the feature's output.
 
     Args:
-        feature: Feature to look up.
         bags: Values of the feature in each sample, or None if the batch lacks the feature.
-        samples: Number of samples.
 
     Raises:
         IdError: A value is not an id.
@@ -217,7 +215,6 @@ class FeatureLookup(Generic[K]):
         }
 
     def _pooled_ids(self, key: K, names: list[str]) -> PooledIds:
-        """Return the ids and bags of some features of a table."""
         if names == self._names[key]:
             return self.pooled[key]
         ids = [self._bags[name].ids for name in names]
@@ -254,7 +251,6 @@ class FeatureLookup(Generic[K]):
         return {key: names for key, names in features.items() if names}
 
     def _table_gradient(self, names: list[str], gradients: Mapping[str, Any]) -> tuple[Ids, Floats]:
-        """Return the ids of these features of a table, and the gradients of their rows."""
         if len(names) == 1:
             [name] = names
             return self._bags[name].ids, self._parts[name].spread(self._flat(name, gradients[name]))
@@ -319,7 +315,6 @@ def refused_samples(features: FeatureSet, batch: Mapping[str, Any], samples: int
     Args:
         features: Features of the model. Transforms need not be fitted yet.
         batch: Values of the features in their declared types, as readers return them.
-        samples: Number of samples.
     """
     if not features.transformed or not samples:
         return {}

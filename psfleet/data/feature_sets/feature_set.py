@@ -290,7 +290,6 @@ class Number:
 
 
 def _take_transforms(feature: Any) -> None:
-    """Convert the argument `transform` of a feature to a tuple of transforms."""
     try:
         object.__setattr__(feature, "transform", transforms_of(feature.transform))
     except ConfigError as error:

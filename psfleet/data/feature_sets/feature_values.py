@@ -26,7 +26,6 @@ def by_feature(features: FeatureSet, batch: Any) -> tuple[dict[str, Any], int]:
         values, samples = by_feature(features, {"user": [17, 42], "item": [[3, 5], [8]]})
 
     Args:
-        features: Features of the model.
         batch: One of: a mapping from names of features or of their columns to values, in a form that
             `as_jagged` takes; a data frame of pandas or Polars, or an Arrow table; an object with a method
             `to_dict` that returns a mapping, such as TorchRec's KeyedJaggedTensor. A feature that is
@@ -183,7 +182,6 @@ def no_samples(features: FeatureSet) -> dict[str, Any]:
 
 
 def _nothing(feature: Feature | Number | Input, samples: int) -> Any:
-    """Return values for a feature that is missing in a batch."""
     if not feature.jagged:
         return feature.of(None, samples)  # type: ignore[union-attr]
     kinds = {"text": object, "float": np.float32}
@@ -202,9 +200,7 @@ def transformed(
     inputs.
 
     Args:
-        features: Features of the model.
         batch: Values as `by_feature` returns them.
-        samples: Number of samples.
         fits: True in a pass that fits transforms. A transform that is not fitted yet gets the values in
             `observe`, and the feature then has no value.
         observes: False to skip the call of `observe` in such a pass.

@@ -212,7 +212,6 @@ def _of_lists(bags: list[Any]) -> Jagged:
 
 
 def _row(bag: Any) -> Any:
-    """Return the values of one sample as a list or an array."""
     if bag is None:
         return []
     if isinstance(bag, list | tuple):

@@ -124,7 +124,6 @@ def distinct_values(values: list[Any]) -> tuple[list[Any], NDArray[np.intp]]:
 
 
 def _utf8(value: Any) -> bytes:
-    """Return the UTF-8 of a text, or of the digits of an integer."""
     try:
         key = value if isinstance(value, bytes) else _key(value)
     except ValueError:
@@ -132,10 +131,6 @@ def _utf8(value: Any) -> bytes:
             f"{value!r:.80} cannot be hashed to an id; it must be a whole number of 64 bits or a text"
         ) from None
     return key if isinstance(key, bytes) else str(key).encode()
-
-
-def _fits(number: int) -> bool:
-    return -(2**63) <= number < 2**64
 
 
 def are_value(values: NDArray[Any], value: int | str) -> NDArray[np.bool_]:
@@ -237,7 +232,6 @@ def typed(values: NDArray[Any], kind: Kind) -> tuple[NDArray[Any], Mask, Mask]:
 
     Args:
         values: Values of any type, [n].
-        kind: Type to convert to.
 
     Returns:
         values [n], with arbitrary entries where a mask is true. "int" and "id" give int64, "float" float32,
@@ -413,7 +407,7 @@ def _text(value: Any) -> str:
 def _key(value: Any) -> str | int:
     if isinstance(value, str | bytes):
         return _written(value)
-    if not _fits(number := _int(value)):
+    if not -(2**63) <= (number := _int(value)) < 2**64:
         raise ValueError(value)
     return number
 

@@ -364,7 +364,6 @@ class LocalFleet:
             )
 
     def _variables(self, index: int, standby: int, follows: bool) -> dict[str, str]:
-        """Return the environment variables of a server."""
         known = self.endpoints if index < self.servers else self._known
         endpoints = known or [*map(self._asked, range(self.servers))]
         # This process sets GRPC_VERBOSITY for itself; the servers must not inherit it.

@@ -190,7 +190,6 @@ def set_constructor(
     """Give a class a constructor that checks its arguments and then calls a function with them.
 
     Args:
-        kind: Class to change.
         arguments: Arguments of the constructor after `self`. Their annotations are checked.
         construct: Function to call with the new object and the values of the arguments by name.
     """

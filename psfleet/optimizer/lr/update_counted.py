@@ -34,7 +34,6 @@ class PerUpdateSchedule(LRScheduler):
     run's update.
 
     Args:
-        learning_rate: Base rate.
         rate: Function that returns the rate after n updates when called with `first` + n.
         first: Value of `last_epoch` before the first update.
     """
@@ -89,7 +88,6 @@ class PerUpdateSchedule(LRScheduler):
 
         Args:
             operand: Number or schedule. A schedule is evaluated after the same number of updates.
-            combine: Function of the two rates.
             swap: True to pass the operand's rate first.
         """
         if isinstance(operand, bool) or not isinstance(operand, int | float | PerUpdateSchedule):
@@ -243,7 +241,6 @@ def _counting(scheduler: LRScheduler, first: int = 0) -> PerUpdateSchedule:
     """Return a schedule with the formula of `scheduler`, but with updates in place of epochs.
 
     Args:
-        scheduler: Schedule that counts epochs.
         first: Epoch whose rate the first update has.
     """
 
@@ -265,7 +262,6 @@ def _scaled(
 
     Args:
         formula: Function of learning_rate, decay_rate and n / decay_steps.
-        learning_rate, decay_steps, decay_rate: Numbers for the formula.
         staircase: True to round n / decay_steps down.
     """
 

@@ -30,7 +30,6 @@ class Heartbeat:
     """Heartbeat of a worker or of a server.
 
     Attributes:
-        index: Number of the worker or of the server.
         server: True for a server.
         incarnation: Number of the worker's incarnation, which the registration has assigned.
         boot: Random number that identifies the process.
@@ -67,7 +66,6 @@ class Registration:
     """Reply to a worker's registration: the worker is a member of the fleet.
 
     Attributes:
-        call: The call to reply to.
         incarnation: Number that identifies this process as the worker's present one (*incarnation*). The
             numbers grow over all workers.
         first: First round in which the servers expect pushes of this process.

@@ -35,7 +35,6 @@ class DatasetRequest:
         number: Ordinal of the dataset in the script, from 1.
         size: Number of samples in an epoch.
         batch: Number of samples in a worker's step. In sync mode this is the worker's share of a round.
-        epochs: Number of epochs.
         seed: Seed of the order of samples. Server 0 only checks that all workers use the same seed.
         round: In sync mode the worker's next round, otherwise 0.
         lease: In other modes the number of leases (ranges of samples) that the worker's process has received
@@ -202,7 +201,6 @@ class DispatchedDataset:
     """State of one dataset.
 
     Attributes:
-        request: The request that began the dataset.
         plan: Plan of which worker uses which samples in which round, or None if samples are leased (handed
             out in ranges on request).
         pool: Samples that are not leased yet. Empty if the dataset has a plan.
@@ -263,7 +261,6 @@ class DataDispatch:
         """Return the decision to begin a dataset, or None if the dataset has begun.
 
         Args:
-            request: A worker's request.
             first_of: In sync mode the first round in which each worker takes part, otherwise None.
 
         Raises:
@@ -370,7 +367,6 @@ class DataDispatch:
 
         Args:
             closed: Last closed round. Rounds up to `closed + LOOKAHEAD` keep their plan.
-            seats: Numbers of the workers from now on.
             counts_in: Returns whether a worker, by number, takes part in a round.
         """
         for dataset in self.datasets:
@@ -403,7 +399,6 @@ class DataDispatch:
 
         Args:
             to_rounds: True if the fleet switches to rounds, False if it switches to leases.
-            positions: Progress of each worker.
         """
         pools = self._pools({at.incarnation: at.position for at in positions.values()})
         closed = max((at.round for at in positions.values()), default=0)

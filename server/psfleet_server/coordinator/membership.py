@@ -73,7 +73,6 @@ class ViewChange:
         joining: For each seat that a new process takes, the number of the process.
         removed: Seats that are removed unless a new process takes them.
         ended: For each seat whose process ends, the number of its incarnation.
-        reports: Reports of the servers that are frozen.
     """
 
     view: int
@@ -139,7 +138,6 @@ class Membership:
         """Return the seat that a process registers for, or None if the seat is a new one.
 
         Args:
-            worker: Number of the seat.
             boot: Random number that identifies the process.
             workers: Number of workers that the process was started for.
             seats: Number of workers that the servers were started for.
@@ -169,7 +167,6 @@ class Membership:
         """Apply a change of members for which every server has reported.
 
         Args:
-            change: The change, with the reports of all servers.
             collectives: Number of completed collectives. At these, new processes do not rest (wait while
                 rounds close without them).
         """
@@ -234,9 +231,7 @@ class Membership:
         can still change.
 
         Args:
-            seat: The seat.
             boot: Random number that identifies the process.
-            collectives: Number of completed collectives.
             follows: True if the seat was not removed before this change, so its samples still belong to it.
             over: True if the predecessor has left every server. The predecessor has then finished its script,
                 and the new incarnation starts from the beginning. If the predecessor died while it was
@@ -271,9 +266,7 @@ def _furthest(index: int, incarnation: int, reports: list[ViewReport]) -> str:
     """Return the loop position that came with the incarnation's last push, or empty if there was none.
 
     Args:
-        index: Number of the worker.
         incarnation: Number of the worker's ended process.
-        reports: Reports of all servers.
     """
     own_reports = [report for report in reports if report.incarnations.get(index) == incarnation]
     ahead = max(

@@ -82,8 +82,6 @@ class _RequestFile(Generic[_Request]):
 
     Args:
         folder: Folder of the job, or None if the job cannot get requests.
-        name: Name of the file.
-        read: Returns the request in the folder.
         warning_start: Beginning of the line in the log that says why a request is ignored.
     """
 
@@ -159,9 +157,6 @@ class ScaleRequestFile(_RequestFile[ScaleRequest]):
 
     def ask(self, servers: int) -> None:
         """Request another number of servers from the launcher.
-
-        Args:
-            servers: Number of servers from then on.
 
         Raises:
             ConfigError: The job has no launcher that could start the servers.

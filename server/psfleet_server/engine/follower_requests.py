@@ -51,7 +51,6 @@ class Followers:
     needs no lock.
 
     Args:
-        shard: The shard.
         boot: Random number that identifies this process. Versions of an earlier process are unknown here.
         snapshot: Returns the number of the snapshot whose file has the given SHA-256, or 0 if there is none.
         page: Approximate number of rows in a page.

@@ -99,7 +99,6 @@ class Ticker:
     """Sends a shard the elapsed time, as often as the shard's tables or the consistency mode need that.
 
     Args:
-        host: Host of the shard.
         clock: Returns a monotonic time in seconds. Time in which no server process runs is not included.
     """
 
@@ -138,11 +137,7 @@ class Ticker:
 
 
 class EvictionLog:
-    """Logs how many rows tables have evicted, at most once a minute.
-
-    Args:
-        host: Host of the shard with the tables.
-    """
+    """Logs how many rows tables have evicted, at most once a minute."""
 
     def __init__(self, host: ShardHost) -> None:
         self._host = host

@@ -55,8 +55,6 @@ class RowMoves:
     Moves have rising numbers. A call for a move that has ended changes nothing.
 
     Args:
-        host: Host of this server's shard.
-        access: Credentials for calls to the other servers.
         open_log: Opens the log for a move number (first argument) and a number of servers (second argument).
             Returns None if the job keeps no logs.
         generation: Number of the move that created this process's log, or 0 if the rows have never moved.
@@ -217,7 +215,6 @@ class RowMoves:
         """Send this server's rows to their new owners: first all rows, in later calls the rows changed since.
 
         Args:
-            number: Number of the move.
             endpoints: Endpoints of the servers after the move, by server index.
             ahead: If True, training continues. Sends only rows of sparse tables, and notes which rows change
                 from now on. If False, sends everything that is left.
@@ -271,7 +268,6 @@ class RowMoves:
         They are then in the log, or on the standby that this server has after the move.
 
         Args:
-            number: Number of the move.
             state: State of server 0 without its tables, encoded. All servers have this state after the move.
 
         Raises:

@@ -30,8 +30,6 @@ class ShownLatency:
     """Latency histogram of one kind of call, with the help text and labels of its metric.
 
     Attributes:
-        times: Histogram of the latencies.
-        help: Help text of the metric.
         by_mode: True if the metric has the consistency mode as a label.
     """
 

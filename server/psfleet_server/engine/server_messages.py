@@ -73,7 +73,6 @@ class OpenMoveRequest(ServerMessage, frozen=True):
     """Request to prepare for rows from other servers, and to refuse changes until the move has ended.
 
     Attributes:
-        number: Number of the move.
         servers: Number of servers after the move.
         ahead: True to prepare only. Training continues, and a second request with the same number begins the
             phase without changes.
@@ -100,7 +99,6 @@ class SendRowsRequest(ServerMessage, frozen=True):
     """Request to send the server's rows to their new owners.
 
     Attributes:
-        number: Number of the move.
         servers: Endpoints of the servers after the move, by server index.
         ahead: True to send while training continues. Rows that change meanwhile are sent with the next
             request.
@@ -137,7 +135,6 @@ class PrepareMoveRequest(ServerMessage, frozen=True):
     """Request to make the received rows durable, so that the server can serve them even after a crash.
 
     Attributes:
-        number: Number of the move.
         state: State of server 0 without its tables, as in a snapshot. All servers adopt it.
     """
 

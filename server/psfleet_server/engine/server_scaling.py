@@ -127,7 +127,6 @@ class ServerScaling:
 
         Args:
             scaling: Scaling state of the coordinator, which has just begun.
-            endpoints: Endpoints of the present servers.
             generation: Number of the move that created this process's log, or 0 if the rows have never moved.
         """
         last = Scaled() if self._folder is None else read_scaled(self._folder)
@@ -282,7 +281,6 @@ class ServerScaling:
         """Have every present server send its rows to their new owners, and wait until the rows have arrived.
 
         Args:
-            request: The move.
             peers: Clients for the present servers and those that the move adds.
             ahead: True if training continues, so rows may still change after they are sent.
             hurry: True to send at full speed although training continues.

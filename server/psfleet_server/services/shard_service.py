@@ -79,7 +79,6 @@ class PlainCalls:
     address.
 
     Args:
-        host: Host of the shard.
         layouts: Layouts of calls that carry their tensors in the message.
         pulls: Histogram of the time from each pull to its reply.
         exchanges: Histogram of the time from each exchange to its reply.

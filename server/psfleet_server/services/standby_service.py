@@ -152,7 +152,6 @@ def _encoded(record: Record) -> tuple[int, bytes]:
 
 
 def _messages(record: ShippedRecord) -> Iterator[bytes]:
-    """Yield the encoded messages for one record."""
     if not record.kind:
         if record.wants_metrics:
             yield encoded(FollowReply(wants_metrics=True))

@@ -77,7 +77,6 @@ class WorkerData:
         """Return the program of the next dataset, which yields a TrainStep for each step.
 
         Args:
-            batch: Number of samples of a step.
             merged: Number of steps whose gradients are merged into one push.
             process: Number of this pipeline stage within the worker. Stage 0 requests samples for all stages.
             processes: Number of pipeline stages of the worker.

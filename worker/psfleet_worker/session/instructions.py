@@ -65,7 +65,6 @@ class ServerJoined:
         sequence: Number of the last push of this process that the server has. In a mode with rounds, number
             of the last closed round.
         clock: Number of pushes of this process since the last collective.
-        mode: Mode of the server.
         switches: Number of mode switches that the server has applied.
     """
 
@@ -173,7 +172,6 @@ class SendPush:
     """Send the push that is laid out, now or with the next pull. The result is the handle of the push.
 
     Attributes:
-        sequence: Number of the push.
         cut: A pair: the number of the last snapshot that the worker has marked, and the worker's last push in
             that snapshot.
         lingers: True if the push may wait a few milliseconds for a pull.

@@ -115,7 +115,6 @@ class Retries:
         """Return the next attempt after a failed one, or raise `error` if the call is given up.
 
         Args:
-            error: Error of the attempt.
             now: Time at which it failed, in seconds.
             inline: True if the message contained all tensors.
             closing: True if this process is closing its connection. No attempt that needs a pause is made

@@ -58,8 +58,6 @@ class Session:
     """State of a worker process as a member of the fleet: registered with server 0, joined on every server.
 
     Args:
-        worker: Number of the worker.
-        mode: Mode in which the script begins.
         patience: Seconds for which servers may be in different modes or rounds before that is an error.
 
     Attributes:
@@ -183,7 +181,6 @@ class Session:
         Does nothing if the fleet had made the switch before this process began.
 
         Args:
-            mode: The new mode.
             last: Highest push number of any worker at the switch.
         """
         self.changes += 1
@@ -398,8 +395,6 @@ class Collectives:
     """Collectives of one worker process: apply its pushes, wait for all workers, and join rounds again.
 
     Args:
-        session: State of the worker process.
-        stream: Its pushes and pulls.
         position: Returns the position in the data: number of leases (ranges of samples) that are used up, and
             number of samples used of the next lease.
     """

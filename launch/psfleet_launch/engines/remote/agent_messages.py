@@ -74,14 +74,10 @@ class Hello(Message, frozen=True, forbid_unknown_fields=False):
     launcher can read the versions of any agent and report the difference.
 
     Attributes:
-        protocol: Version of the protocol.
-        psfleet: Version of psfleet.
-        python: Version of Python.
         name: Name of the machine, unique among the agents of a job.
         address: Address of the machine in the launcher's network. Servers on the machine listen there.
         cores: Number of cores that the agent may use.
         memory: Bytes of memory.
-        gpus: Names of the GPUs.
         pid: Process id of the agent.
     """
 
@@ -101,7 +97,6 @@ class OpenJob(Message, frozen=True):
 
     Attributes:
         request: JobRequest as a JSON document.
-        name: Name of the job.
         token: Unique text in the environment of this agent's processes.
         working_folder: Working folder of the launcher. The agent changes to the folder with the same path.
         logs: Folder of the job's logs.
@@ -192,7 +187,6 @@ class Connected(Message, frozen=True):
     """Reply to Connect.
 
     Attributes:
-        endpoint: Endpoint of the server.
         error: Reason why this machine cannot connect to the server, or "".
     """
 
@@ -217,7 +211,6 @@ class OutputChunk(Message, frozen=True):
     """Part of the output of a process. The parts are sent in order.
 
     Attributes:
-        member: Member that wrote the output.
         data: Bytes of output.
         is_error: True if the bytes were written to standard error. Always False for members other than the
             shown one (worker 0), because these write both streams to the same file.
@@ -320,7 +313,6 @@ def read_invitation(line: bytes, where: str) -> dict[str, bytes]:
     """Return the credentials in a line made by `invitation`, as files for `write_secrets`.
 
     Args:
-        line: Line of JSON.
         where: Source of the line, for an error.
 
     Raises:
@@ -443,9 +435,6 @@ class JobFiles:
 
         A file in `late` is not sent, because the content in the folder is older than the content on the
         other side.
-
-        Args:
-            present: Result of `present`.
         """
         self._write()
         for name, content in present.items():
@@ -462,12 +451,8 @@ class JobFiles:
     def _write(self) -> None:
         for name, content in [*self.late.items()]:
             with contextlib.suppress(OSError):
-                let_appear(self._folder / name, partial(_fill, content))
+                let_appear(self._folder / name, partial(Path.write_bytes, data=content))
                 del self.late[name]
-
-
-def _fill(content: bytes, draft: Path) -> None:
-    draft.write_bytes(content)
 
 
 class LauncherFiles:

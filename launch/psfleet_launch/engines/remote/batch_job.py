@@ -67,7 +67,6 @@ class BatchQueue(ABC):
     Attributes:
         label: Name of this queue's jobs at the beginning of messages, such as "Slurm job".
         prefix: Name of the output files, without ".out" and ".err".
-        suffix: Suffix of the batch script.
     """
 
     label: ClassVar[str]
@@ -89,9 +88,6 @@ class BatchQueue(ABC):
         the time limit. The launcher then takes a snapshot and ends.
 
         Args:
-            name: Name of the job.
-            settings: Settings of the queue.
-            words: Arguments of the launcher.
             needs: Resources that each node must have. 0 means that the queue may choose.
             output: Files for standard output and standard error.
         """
@@ -117,7 +113,6 @@ class BatchQueue(ABC):
         """End a job.
 
         Args:
-            job: Number of the job.
             by: Signal to send to the launcher of a running job, or None to end the job at once. A job that
                 has not started yet is removed from the queue in either case.
         """
@@ -127,7 +122,6 @@ class BatchJob:
     """Batch job that was submitted to a queue.
 
     Attributes:
-        id: Number of the job in the queue.
         output: Files of the job's standard output and standard error.
     """
 

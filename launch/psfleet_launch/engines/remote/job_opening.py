@@ -44,7 +44,6 @@ def agent_command(endpoint: str, python: str = "") -> list[str]:
     """Return the command of an agent that reads its credentials from standard input.
 
     Args:
-        endpoint: Endpoint of the launcher.
         python: Path of Python on the agent's machine, or "" for the same path as on this machine.
     """
     return [python or sys.executable, *_AGENT, "--join", endpoint]
@@ -54,7 +53,6 @@ class AgentStarter:
     """Running command on this machine, such as `ssh` or `srun`, that starts one or several agents.
 
     Args:
-        command: Command with its arguments.
         invitation: Credentials for the agents, written to the command's standard input.
         output: File for the output of the command and its agents.
         token: Token of the job, so that the guard can find the command.
@@ -103,11 +101,7 @@ class AgentStarter:
 
 
 class JobOpening:
-    """Sends a job to all agents, and checks their replies.
-
-    Attributes:
-        replies: Replies by name of the machine.
-    """
+    """Sends a job to all agents, and checks their replies."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -214,8 +208,6 @@ class ConnectionChecks:
         """Record a machine's reply, and yield the result of the check if it is complete.
 
         Args:
-            machine: Name of the machine.
-            endpoint: Endpoint of the server.
             error: Reason why the machine cannot connect, or "".
         """
         check = self._checks.get(endpoint)

@@ -62,10 +62,6 @@ def read_addresses(texts: Sequence[str]) -> dict[str, str]:
 def set_addresses(addresses: Mapping[str, str], machines: "Mapping[str, AgentConnection]") -> None:
     """Set the addresses that servers on some machines listen on.
 
-    Args:
-        addresses: Address by name of the machine.
-        machines: Connections of the agents by name of the machine.
-
     Raises:
         ConfigError: The job has no machine with one of the names.
     """
@@ -142,7 +138,6 @@ def describe(name: str, address: str, launcher: str) -> Hello:
         name: Name of the machine, or "" for its host name.
         address: Address for servers to listen on, or "" for the address with which this machine connects to
             the launcher.
-        launcher: Endpoint of the launcher.
     """
     host, _, port = launcher.rpartition(":")
     size = Resources.of_this_machine()

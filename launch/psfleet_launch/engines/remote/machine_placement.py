@@ -129,7 +129,11 @@ class MachinePlacement:
             ConfigError: No machine has enough resources, and the job has not started.
         """
         needs = needed(self._request, [member])
-        load = self._load("server" if member.role == "server" else "")
+        load = Counter(
+            machine
+            for seat, machine in self._where.items()
+            if member.role != "server" or seat.role == "server"
+        )
         fitting = [machine for machine in machines if needs <= self._free(machine)]
         if not fitting and not self._has_started:
             raise ConfigError(self._no_room(member, needs, machines))
@@ -150,9 +154,6 @@ class MachinePlacement:
             f"{whole}; name more machines, or ask for less with --{member.role}-cores and "
             f"--{member.role}-memory"
         )
-
-    def _load(self, role: str) -> Counter[str]:
-        return Counter(machine for seat, machine in self._where.items() if role in ("", seat.role))
 
 
 @dataclass
@@ -215,7 +216,6 @@ class RunningMembers(dict[Member, str]):
         process.
 
         Args:
-            member: Server or standby.
             but: Member to leave out, or None.
         """
         return {

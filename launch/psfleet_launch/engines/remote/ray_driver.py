@@ -196,7 +196,6 @@ class _Driver:
         }
 
     def _report(self, agents: dict[Any, str]) -> None:
-        """Print the last output of each agent that has ended."""
         ray = _ray()
         ends, _ = ray.wait([*agents], num_returns=len(agents), timeout=0)
         for ended_run in ends:

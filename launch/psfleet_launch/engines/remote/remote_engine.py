@@ -137,7 +137,6 @@ class RemoteEngine(Engine):
         """Start an agent on every machine.
 
         Args:
-            endpoint: Endpoint of the launcher that agents connect to.
             invitation: Credentials for the agents' connection, a line of text to keep secret. Empty if
                 agents have credentials already.
         """

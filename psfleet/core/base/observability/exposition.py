@@ -40,7 +40,6 @@ class LatencyHistogram:
     Attributes:
         counts: counts[i] is the number of durations from 2**(i-1) to below 2**i ns.
         total: Sum of all durations in ns.
-        name: Name of the metric.
     """
 
     counts: list[int] = field(default_factory=lambda: [0] * 64)
@@ -71,7 +70,6 @@ class NormHistogram:
     Attributes:
         UNIT: Factor that makes whole numbers of squares, so that `bit_length` finds the bucket.
         counts: counts[i] is the number of norms whose square is from 2**(i-1) / UNIT to below 2**i / UNIT.
-        total: Sum of all norms.
     """
 
     UNIT = 2.0**_SCALE
@@ -93,9 +91,7 @@ def counter(name: str, help: str, values: Values, label: str = "table") -> "Metr
 
     Args:
         name: Name of the metric without the prefix `psfleet_`.
-        help: Meaning of the metric.
         values: A number, or a mapping from each value of the label to a number.
-        label: Name of the label.
     """
     from prometheus_client.core import CounterMetricFamily
 
@@ -121,10 +117,7 @@ def histogram(
 
     Args:
         name: Name of the metric without the prefix `psfleet_`.
-        help: Meaning of the metric.
         buckets: For each upper bound, the number of values up to it. The last bound is `+Inf`.
-        total: Sum of all values.
-        labels: Labels of the metric.
     """
     from prometheus_client.core import HistogramMetricFamily
 

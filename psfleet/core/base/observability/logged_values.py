@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from psfleet.core.base.errors import ConfigError, UsageError, not_installed
+from psfleet.core.base.errors import ConfigError, UsageError, optional_module
 from psfleet.core.base.settings.kinds import local_path
 
 _MOST = 100  # largest number of names: each is a series in every monitoring system
@@ -31,26 +31,20 @@ class EventFile:
     If the disk is full, values are lost and training continues. tensorboardX's SummaryWriter is not used: it
     would keep values for two minutes in a thread, and lose them in a crash.
 
-    Args:
-        folder: Folder to create the file in.
-
     Raises:
         ConfigError: tensorboardX is not installed, or the folder cannot be written to.
     """
 
     def __init__(self, folder: str | Path) -> None:
         folder = local_path(folder)
-        try:
-            from tensorboardX.event_file_writer import EventsWriter
-        except ImportError:
-            raise not_installed(
-                f"--tensorboard {folder} needs", "tensorboardX", "tensorboard"
-            ) from None
+        use = f"--tensorboard {folder} needs"
+        module = "tensorboardX.event_file_writer"
+        writer = optional_module(module, use, "tensorboardX", "tensorboard").EventsWriter
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # The file's name begins with the present second. A process that is restarted within a second
             # has a new id.
-            self._file = EventsWriter(os.path.join(folder, "events"), f".{os.getpid()}")
+            self._file = writer(os.path.join(folder, "events"), f".{os.getpid()}")
         except OSError as error:
             raise ConfigError(
                 f"--tensorboard is {str(folder)!r}, which cannot be written to ({error.strerror})"
@@ -60,8 +54,6 @@ class EventFile:
         """Add values of one moment.
 
         Args:
-            values: Values by tag.
-            step: Step to plot the values at.
             at: Time in seconds since the epoch, or None for now.
         """
         from tensorboardX.proto.event_pb2 import Event

@@ -29,10 +29,6 @@ class Tracing:
 
     The tracer provider is not registered globally, because the global one belongs to the script. OTEL_*
     variables configure it further; for example, OTEL_TRACES_SAMPLER selects the pushes to trace.
-
-    Args:
-        url: URL of the collector.
-        job, role, rank: Identity of this process.
     """
 
     def __init__(self, url: str, job: str, role: str, rank: int) -> None:
@@ -63,9 +59,7 @@ class Tracing:
         If an exception leaves the block, the span is marked as failed.
 
         Args:
-            method: Name of the call.
             caller: Context of the caller's span (`traceparent`). A context that cannot be read is ignored.
-            attributes: Attributes of the span.
         """
         parent = _W3C.extract({_FIELD: caller}, Context())
         return self.tracer.start_as_current_span(method, parent, SpanKind.SERVER, attributes)

@@ -299,7 +299,6 @@ class Alert:
     """Alert of a panel.
 
     Attributes:
-        name: Name of the alert.
         when: Condition on the result of the panel's query, such as `> 0.9`.
         lasts: Time that the condition must hold before the alert fires.
         severity: `warning` or `critical`.
@@ -316,11 +315,8 @@ class Panel:
     """A figure of a job that is shown to users.
 
     Attributes:
-        title: Title of the panel.
         unit: Unit of Grafana: `s`, `bytes`, `short`, `percentunit`, `cps` (per second), `Bps`, or `none`
             for a value that needs four digits, such as a loss.
-        query: Query that computes the figure.
-        meaning: Meaning of the figure, for the user.
         advice: Advice to the user if the figure is bad.
         alert: Alert on the query, or None.
         section: Title of its section on the page.
@@ -387,10 +383,6 @@ def number_text(value: float, unit: str) -> str:
 
     The screen, `psfleet top`, page and report all use this function. charts.js, which draws the charts in a
     browser, implements the same rules in JavaScript; a test compares the two.
-
-    Args:
-        value: The number.
-        unit: Unit of a panel (`Panel.unit`).
     """
     return _FORMATS[unit](value)
 
@@ -398,3 +390,8 @@ def number_text(value: float, unit: str) -> str:
 def rate_text(value: float, things: str) -> str:
     """Return a rate as a text. `rate_text(13500, "steps")` is `13.5 k steps/s`."""
     return f"{number_text(value, 'short')} {things}/s"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things as a text: `1 server`, `3 servers` or, for a range, `1..4 servers`."""
+    return f"{count} {noun}{'' if str(count) == '1' else 's'}"

@@ -31,8 +31,6 @@ class Setting:
     """A declared setting.
 
     Attributes:
-        name: Name of the field.
-        kind: Kind of its values.
         default: Default value, or dataclasses.MISSING if a value must be given.
         help: Meaning, as a sentence without a full stop.
         flag: Flag of a command, or empty. `--no-x` switches off a setting that is on by default.
@@ -131,7 +129,6 @@ def setting(
         kind: Kind of the values, if the annotation does not determine it.
         names: Names of the setting, separated by spaces. A name `--x` is a flag, and `table.key` is a key of
             job files. The first other name is the environment variable, and all further ones its synonyms.
-        attributes: Further attributes of `Setting`.
     """
     parts: dict[str, Any] = {"synonyms": ()}
     for name in names.split():
@@ -186,10 +183,6 @@ def check(item: Any, source: Callable[[Setting], str]) -> None:
 def from_variables(group: type, variables: Mapping[str, str]) -> dict[str, Any]:
     """Return the values of those settings of a group whose variables are set and not empty.
 
-    Args:
-        group: Dataclass that declares the settings.
-        variables: Environment variables.
-
     Returns:
         Values by the name of the field.
 
@@ -238,8 +231,6 @@ def from_tables(group: type, tables: Mapping[str, Any], where: str) -> dict[str,
     """Return the values of those settings of a group that a file contains, by the name of the field.
 
     Args:
-        group: Dataclass that declares the settings.
-        tables: Tables of the file.
         where: Name of the file, for messages.
 
     Raises:

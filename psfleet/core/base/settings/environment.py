@@ -177,20 +177,14 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     return Environment(**values)
 
 
-def reader_environment(
-    servers: Sequence[str], variables: Mapping[str, str] = os.environ
-) -> Environment:
+def reader_environment(servers: Sequence[str]) -> Environment:
     """Return the settings of a process that connects to a fleet without a role in it.
-
-    Args:
-        servers: Endpoints of the fleet's servers.
-        variables: Environment variables.
 
     Raises:
         ConfigError: A value is not allowed.
     """
     groups = (UserSettings, JobSettings, ProcessSettings)
-    values = {name: value for g in groups for name, value in from_variables(g, variables).items()}
+    values = {name: value for g in groups for name, value in from_variables(g, os.environ).items()}
     return Environment(**values, servers=tuple(servers))
 
 

@@ -96,7 +96,6 @@ class CrashPoint(NamedTuple):
     """Point in the code at which a process is made to fail (`psfleet.core.base.crash_points`).
 
     Attributes:
-        point: Name of the point.
         time: The process fails when it reaches the point for the `time`-th time, counted from 1.
         fault: "kill" (as by SIGKILL), "stop" (as by SIGSTOP), or "raise" (an error).
     """
@@ -396,7 +395,6 @@ def find_object(reference: str, what: str, advice: str) -> Any:
     The module may be in the present folder, which is appended to sys.path.
 
     Args:
-        reference: The text.
         what: Kind of the object, for the error.
         advice: Alternatives for the user, for the error.
 

@@ -237,7 +237,6 @@ def _list(entry: Any, as_list: bool) -> Kind:
 
 
 def _row(entry: Any) -> Kind:
-    """Return the kind of a tuple of any length."""
     kind = _list(entry, as_list=True)
     return Kind(kind.wanted, lambda value: tuple(kind.take(value)))
 

@@ -68,14 +68,15 @@ def _is_numeric(value: Any) -> bool:
         return False
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value is one number of Python or NumPy. A bool is none."""
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 if typing.TYPE_CHECKING:
     AnyNumber = float
 else:
-    AnyNumber = Annotated[Any, Must(_is_number, "a number")]
+    AnyNumber = Annotated[Any, Must(is_number, "a number")]
     """A number, which may be infinite or NaN."""
 
 
@@ -91,7 +92,7 @@ class _LossValue:
         content = getattr(value, "value", value)
         if hasattr(content, "item") and np.prod(content.shape) == 1:
             content = content.item()
-        if not _is_number(content):
+        if not is_number(content):
             raise TypeError
         return float(content)
 

@@ -1,17 +1,7 @@
 """Eviction policies: the choice of the rows that a table with a CapacityEntry removes when it is full.
 
 A policy is one score function; the rows with the lowest scores are removed first. LRU, LFU and
-DecayedFrequency are built in. A user's policy is a subclass of `EvictionPolicy`::
-
-    def clicked(clicks, shows, age):
-        return (clicks + 1) / (shows + 10) - 1e-6 * age
-
-    @dataclass(frozen=True)
-    class ClickRate(EvictionPolicy):
-        name = "click_rate"
-
-        def score(self):
-            return clicked
+DecayedFrequency are built in. A user's policy is a subclass of `EvictionPolicy`.
 
 The function is compiled into the kernels of kernels/sources/eviction.txt, which rank all rows of a full table
 in one pass (decision 5).

@@ -43,7 +43,6 @@ def find(definitions: dict[str, type[T]], word: str, name: str) -> type[T]:
     Args:
         definitions: RULES, or POLICIES of eviction_policy.py.
         word: Kind of the definitions in error messages: "rule" or "eviction policy".
-        name: Name of the definition.
 
     Raises:
         RuleError: No definition has this name.
@@ -67,10 +66,6 @@ def reference_of(rule: NamedDefinition) -> str:
 
 def make_rule(reference: str, hyperparameters: dict[str, float]) -> Rule:
     """Make the rule that a message or file refers to.
-
-    Args:
-        reference: Result of `reference_of`.
-        hyperparameters: Result of Rule.hyperparameters.
 
     Raises:
         RuleError: No rule has this name, or the rule is defined differently in this process.
@@ -107,7 +102,6 @@ def import_rules(modules: Sequence[str], folder: str = "") -> None:
     """Import the modules that define a user's rules.
 
     Args:
-        modules: Names of modules, as for `import`.
         folder: Folder to search after the Python path, or empty for none.
 
     Raises:

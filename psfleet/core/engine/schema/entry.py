@@ -123,8 +123,6 @@ class StoredForm:
     For example, `CapacityEntry(rows=5, policy="lfu")` is "capacity:evict:lfu" with {"rows": 5, "bytes": 0}.
 
     Attributes:
-        entry: Class of the entry.
-        name: Name of the kind.
         numbers: Type of each number by its name in files, in the order of the class's fields. The fields that
             are not texts are numbers.
         words: Allowed numbers of words behind the kind.
@@ -401,7 +399,6 @@ def make_entry(kind: str, values: dict[str, float]) -> Entry | None:
 
     Args:
         kind: Result of Entry.kind, such as "count_filter" or "ttl+capacity:evict".
-        values: Result of Entry.values.
 
     Raises:
         ConfigError: The kind is unknown, or it has other numbers.

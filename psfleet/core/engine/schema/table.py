@@ -52,7 +52,6 @@ class LaterField:
 
     Attributes:
         name: Name of the field in snapshots and messages. The attribute may be renamed; the field may not.
-        kind: Type of the field.
         since: First version of snapshots that may have the field, or None if only messages have it.
         inside: Key of the object in a snapshot's JSON that contains the field, or empty for the top level. An
             object is stored with all of its fields or not at all.

@@ -408,20 +408,17 @@ def _with_next(
     batches: Iterable[T], feed: Callable[[T], Mapping[str, Any]] | None = None
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
     """Yield each feed with the feed after it, or with None if the next feed is not known yet."""
-    make: Callable[[Any], Mapping[str, Any]] = feed or _itself
+
+    def make(batch: Any) -> Any:
+        return batch if feed is None else feed(batch)
+
     next_feed: Mapping[str, Any] | None = None
-    for batch, following in with_next(batches, _reads_ahead):
+    for batch, following in with_next(
+        batches, lambda: current().is_active and active().reads_ahead
+    ):
         present = make(batch) if next_feed is None else next_feed
         next_feed = None if following is None else make(following)
         yield present, next_feed
-
-
-def _itself(feed: Mapping[str, Any]) -> Mapping[str, Any]:
-    return feed
-
-
-def _reads_ahead() -> bool:
-    return current().is_active and active().reads_ahead
 
 
 def _check_trains(program: Any) -> None:

@@ -22,8 +22,6 @@ def warm_start(runtime: Runtime, path: str, tables: Iterable[str] | Mapping[str,
     starts fresh.
 
     Args:
-        runtime: Runtime that has the tables.
-        path: Folder of the checkpoint.
         tables: Names of the tables, or a mapping from names in the fleet to names in the checkpoint.
 
     Raises:

@@ -69,10 +69,6 @@ class BoundTable:
     """Table of one parameter under one optimizer, with the values that were last pulled.
 
     Attributes:
-        key: Key of the table.
-        spec: Definition of the table.
-        parameter: Parameter that is stored in the table.
-        owner: Optimizer that updates the table.
         value: Value of a dense table as last pulled, or None if it may have changed since.
         rows: Look-ups of a sparse table in this step. Each is a pair of the ids (or bags of ids), and their
             rows (or pooled rows).
@@ -279,7 +275,7 @@ class BoundTables(ParameterClient):
         bound = BoundTable(spec.key, spec, parameter, owner)
         if spec.kind == "dense":
             self.runtime.create(spec, _master(parameter))
-        elif (parameter.binding is None and not _has_value(parameter)) or is_trained(
+        elif (parameter.binding is None and parameter._value is None) or is_trained(
             self.runtime, [spec.name]
         ):
             self.runtime.create(spec)
@@ -371,10 +367,10 @@ class BoundTables(ParameterClient):
             bound.drop_pulled()
 
 
-def tables(runtime: Runtime | None = None) -> BoundTables:
-    """Return the BoundTables of a runtime, or of the active runtime if it is None."""
+def tables() -> BoundTables:
+    """Return the BoundTables of the active runtime."""
     process = current()
-    runtime = runtime or process.active()
+    runtime = process.active()
     bound: BoundTables | None = process.bound_tables
     if bound is None or bound.runtime is not runtime:
         bound = process.bound_tables = BoundTables(runtime)
@@ -426,10 +422,6 @@ def _master(parameter: Parameter) -> Floats:
     return np.array(bound.value(parameter) if bound else parameter.numpy(), np.float32)
 
 
-def _has_value(parameter: Parameter) -> bool:
-    return parameter._value is not None
-
-
 @dataclass(eq=False)
 class _Average:
     """Owner of a table that holds a moving average: average = momentum * average + (1 - momentum) * value.
@@ -478,7 +470,6 @@ def note(parameter: Parameter, momentum: float, value: NDArray[Any]) -> None:
     Args:
         parameter: Parameter whose value is the average. `promise` was called for it.
         momentum: Factor of the old average. The factor of the value is 1 - momentum.
-        value: Value to add.
     """
     bound_tables = tables()
     bound = bound_tables.bind(_average(momentum), parameter)

@@ -249,8 +249,6 @@ def note_dense_rows(label: str, rows: int, instead: str) -> None:
     """Warn once about an embedding that has at least 10,000 rows and dense gradients.
 
     Args:
-        label: Name of the embedding, for the warning.
-        rows: Number of its rows.
         instead: Clause of the warning that names the remedy.
     """
     if rows >= _MANY:

@@ -32,11 +32,7 @@ T = TypeVar("T")
 
 
 class ParameterClient:
-    """Pulls values of parameters, several in one call or ahead of time, and changes whole tables.
-
-    Args:
-        runtime: Runtime that has the tables.
-    """
+    """Pulls values of parameters, several in one call or ahead of time, and changes whole tables."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -50,7 +46,6 @@ class ParameterClient:
         If `begin_pull` has started a pull of the same values, this returns the result of that pull.
 
         Args:
-            dense: Keys of dense tables.
             rows: Look-ups, each a pair of a sparse table's key and either ids of any shape, or bags of ids.
                 The rows of a bag are pooled to one row.
 
@@ -150,7 +145,6 @@ class ParameterClient:
         """Set the weights of a table, and keep its optimizer state. Call it within `exclusively`.
 
         Args:
-            spec: Definition of the table.
             weights: Weights, float32, in the shape of a dense table, or [n, dim] for a sparse table.
             ids: Ids of a sparse table, int64 [n]. They must include every id that has a row. None for a
                 dense table.
@@ -169,7 +163,6 @@ def slots_of(spec: TableSpec, ids: Ids, state: TableState | None = None) -> list
     """Return the optimizer state for rows, float32 [n, dim] for each slot (state value) of the table's rule.
 
     Args:
-        spec: Definition of the table.
         ids: Ids of the rows, int64 [n]. Every id in `state` must be among them.
         state: State of some of the rows, or None. The slots of all other rows get their initial values.
     """
@@ -234,8 +227,6 @@ def write_weights(
     A dense table keeps its optimizer state. Rows get a fresh optimizer state.
 
     Args:
-        runtime: Runtime that has the table.
-        spec: Definition of the table.
         weights: Weights in the shape of a dense table, or [n, dim] for rows.
         ids: Ids of the rows, int64 [n], or None for a dense table.
 

@@ -64,8 +64,6 @@ def placement_of(
     moving, unless the optimizer is lazy. It gets a sparse table only if the rule leaves such rows unchanged.
 
     Args:
-        parameter: Parameter to place.
-        rule: Update rule of its optimizer.
         decay: Weight decay of the optimizer. Any decay changes all rows.
         lazy: True if the optimizer leaves rows without a gradient unchanged.
         every_row: True if updates must visit all existing rows of a parameter with rows for any id.

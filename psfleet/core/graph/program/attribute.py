@@ -104,11 +104,8 @@ def make_parameter(
     """Return the default startup program's parameter of a name. Makes it if there is none.
 
     Args:
-        shape: Shape of the parameter.
         name: Name, used if the attributes have none.
-        attributes: Settings of the parameter.
         start: Initializer, used if the attributes have none.
-        sparse, distributed: Kind of the parameter, as in Parameter.
         by_row: True for a dense parameter that must have the same initial values as a sparse parameter of
             this name.
         entry: Rule that decides when an unknown id of a distributed parameter gets a row, or None to give

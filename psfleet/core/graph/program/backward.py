@@ -233,7 +233,6 @@ def known_names(
     """Return the names in a list that a user has passed, which may hold variables, parameters or names.
 
     Args:
-        entries: Variables, parameters or names.
         owner: Argument that the list was passed as, for messages.
         vocabulary: Names that are allowed as text, or None for the names of the default program.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from psfleet.core.base.validation.annotations import checked
+from psfleet.core.base.validation.annotations import checked, is_number
 from psfleet.core.graph.program.operation import Op, dtype_of
 from psfleet.core.graph.program.ops import arithmetic
 from psfleet.core.graph.program.ops import manipulate as shaping
@@ -46,7 +46,7 @@ class Operators:
         return self._binary(arithmetic.Sub(), self, other)
 
     def __rsub__(self, other: Any) -> "Variable":
-        if _is_number(other):
+        if is_number(other):
             return self._apply(arithmetic.Scale(-1.0, float(other)), self)
         return self._binary(arithmetic.Sub(), other, self)
 
@@ -59,14 +59,14 @@ class Operators:
         return self._binary(arithmetic.Div(), self, other)
 
     def __rtruediv__(self, other: Any) -> "Variable":
-        if _is_number(other):
+        if is_number(other):
             return self._apply(
                 arithmetic.Scale(float(other)), self._apply(arithmetic.Power(-1.0), self)
             )
         return self._binary(arithmetic.Div(), other, self)
 
     def __pow__(self, other: Any) -> "Variable":
-        if _is_number(other):
+        if is_number(other):
             return self._apply(arithmetic.Power(float(other)), self)
         return self._binary(arithmetic.Pow(), self, other)
 
@@ -84,7 +84,7 @@ class Operators:
 
     def _binary(self, op: Op, first: Any, second: Any) -> "Variable":
         """Apply an operation to two operands. A number as the second operand of a float becomes a setting."""
-        if _is_number(second) and self.dtype.kind == "f":
+        if is_number(second) and self.dtype.kind == "f":
             number = float(second)
             match op:
                 case arithmetic.Add():
@@ -96,7 +96,3 @@ class Operators:
                 case arithmetic.Div() if number:
                     return self._apply(arithmetic.Scale(1.0 / number), first)
         return self._apply(op, first, second)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)

@@ -34,7 +34,6 @@ class Update:
 
     Attributes:
         optimizer: Optimizer that gets the gradients.
-        params_grads: Parameters, each with the variable of its gradient.
         loss: Variable whose value is reported with the update, or None.
     """
 

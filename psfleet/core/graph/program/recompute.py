@@ -134,7 +134,6 @@ def peak_of(costs: ForwardCosts, edges: list[int], drops: list[bool]) -> int:
     """Return the largest memory in use at a time with these cuts, in bytes, counted as in `_search`.
 
     Args:
-        costs: Measured costs of the operations.
         edges: Positions at which segments begin, and the end.
         drops: For each segment, True if its activations are dropped.
     """
@@ -153,7 +152,6 @@ def choose_cuts(costs: ForwardCosts, budget: int | None) -> tuple[list[int], lis
     A segment is a number of neighboring operations. If it is dropped, the backward pass computes it again.
 
     Args:
-        costs: Measured costs of the operations.
         budget: Bytes that activations may take, or None for the bytes that `even_cuts` take.
 
     Returns:

@@ -95,7 +95,6 @@ class ExecutionPlan:
         lookups: Look-ups whose ids are known after `early`. Other look-ups pull their rows during `forward`.
         forward: Other records that do not depend on gradients.
         backwards: Plan of each backward pass, in the order in which they run.
-        late: Records that compute with gradients.
         needs: For each record a flag per input: True if the input needs a gradient in any backward pass.
         releases: For each record, the variables whose values are not needed after it.
         kept: Variables whose values are results, or inputs of late records.
@@ -278,9 +277,7 @@ def check_feed(
     """Check a feed, and convert each array to the dtype of its variable.
 
     Args:
-        program: Program that is about to run.
         feeds: Variables that must be fed. Other data variables of the program may be fed too.
-        feed: Arrays by the name of the data variable.
 
     Raises:
         UsageError: An array is missing, or its name is not that of a data variable.
@@ -320,7 +317,7 @@ def _array(variable: Variable, value: Any) -> Array:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        lengths = _lengths(value)
+        lengths = {len(sample) if isinstance(sample, Sized) else 1 for sample in value}
         if len(lengths) > 1:
             raise ShapeError(
                 f"feed {variable.name!r} has samples of {min(lengths)} to {max(lengths)} values; pad them to "
@@ -340,11 +337,6 @@ def _array(variable: Variable, value: Any) -> Array:
     if variable.dtype.kind == "i":
         return whole_numbers(f"feed {variable.name!r}", array).astype(variable.dtype, copy=False)
     return array.astype(variable.dtype)
-
-
-def _lengths(samples: Sequence[Any]) -> set[int]:
-    """Return the different lengths of the samples. A single value has length 1."""
-    return {len(sample) if isinstance(sample, Sized) else 1 for sample in samples}
 
 
 def whole_numbers(what: str, array: Array) -> Array:
@@ -380,13 +372,9 @@ class ProgramRun:
     and `forward(plan.late)`.
 
     Args:
-        program: Program that runs.
-        plan: Plan for the results of the run.
-        feeds: Checked feeds.
         meter: Object whose `measure(run)` is called after every operation, or None.
 
     Attributes:
-        values: Values in memory, by variable.
         contexts: Context of each record whose backward pass has not run yet.
         inputs: Variables whose values belong to others than the run: feeds, constants and parameters.
     """

@@ -35,7 +35,7 @@ from psfleet.core.graph.program.operation import (
 )
 from psfleet.core.graph.program.operators import Operators
 from psfleet.core.graph.program.ops.matmul import FLOAT32
-from psfleet.core.graph.program.program import Program, default_main_program, in_eager_mode
+from psfleet.core.graph.program.program import default_main_program, in_eager_mode
 
 if TYPE_CHECKING:
     from psfleet.core.graph.program.backward import Backward
@@ -250,17 +250,13 @@ def to_variable(
     )
 
 
-def leaf(parameter: Parameter, program: Program | None = None) -> Variable:
-    """Return the variable that represents a parameter in a program. Adds it if the program has none.
-
-    Args:
-        parameter: The parameter.
-        program: The program, or None for the default main program.
+def leaf(parameter: Parameter) -> Variable:
+    """Return a parameter's variable in the default main program. Adds it if the program has none.
 
     Raises:
         UsageError: The program has another variable or parameter of this name.
     """
-    program = program or default_main_program()
+    program = default_main_program()
     variable = program.variables.get(parameter.name)
     if variable is None:
         variable = _stand_in(parameter)
@@ -311,7 +307,6 @@ def apply(op: Op, *inputs: Any, name: str | None = None) -> Variable:
     - With only parameters as inputs, it is recorded, or computed in eager mode.
 
     Args:
-        op: Operation to apply.
         inputs: Variables, parameters, arrays or numbers.
         name: Prefix of the result's name, which is `name.tmp_0` (`tmp_1`, ...). By default the kind of
             operation.
@@ -337,8 +332,6 @@ def operand(op: Op, variable: Variable, value: Any) -> Any:
     they are converted to arrays.
 
     Args:
-        op: Operation that gets the value.
-        variable: Variable of the value.
         value: A sparse parameter, a SparseGrad or an array.
 
     Raises:

@@ -68,7 +68,6 @@ class Access:
 
         Args:
             endpoint: Endpoint of the server. The channel connects to its control address.
-            options: gRPC options of the channel.
 
         Raises:
             ConfigError: The endpoint is TCP, there are no credentials, and `insecure` is False.

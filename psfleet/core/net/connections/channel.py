@@ -152,7 +152,6 @@ def error_of(error: grpc.RpcError, server: str, question: str = "") -> PsfleetEr
     """Return the psfleet error for a gRPC call that failed.
 
     Args:
-        error: Exception raised by gRPC.
         server: Name of the other process, for the error's text.
         question: Request that the call waited for, and how long it waited. Used in the text of a timeout.
     """
@@ -171,8 +170,6 @@ def error_named(
 
     Args:
         name: Name of the class from the trailing metadata, or empty.
-        code: Status code of the call.
-        details: Text of the status.
         server: Name of the other process, for the error's text.
         question: Request that the call waited for, and how long it waited. Used in the text of a timeout.
     """
@@ -198,9 +195,6 @@ class RelocationWatch:
     """Watches the file that lists the new endpoints of moved servers (psfleet.core.base.job_files).
 
     A process has one watch, with one thread, for each file. The thread runs while there are observers.
-
-    Args:
-        moves: Path of the file.
     """
 
     _watches: ClassVar[dict[Path, "RelocationWatch"]] = {}
@@ -266,12 +260,9 @@ class RelocatingChannel:
     calls to it could otherwise wait forever.
 
     Args:
-        endpoint: First endpoint of the server.
         moves: Path of the file that lists the new endpoints of moved servers.
-        connect: Opens a channel to an endpoint.
 
     Attributes:
-        endpoint: Present endpoint of the server.
         on_move: Called after the endpoint has changed, in any thread. Must not block.
     """
 

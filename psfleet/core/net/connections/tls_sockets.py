@@ -127,7 +127,6 @@ def accepts(
     """Return a function that makes a transport from an accepted socket, with TLS if there are credentials.
 
     Args:
-        access: Credentials of this server.
         endpoint: Endpoint that the server listens on. A Unix socket never uses TLS.
         protocol: Protocol to agree on during the TLS handshake (ALPN).
     """

@@ -148,7 +148,6 @@ class LocalSparseTable:
 
     Args:
         local: Runtime that trains the copies.
-        spec: Definition of the table.
     """
 
     def __init__(self, local: EmbeddedRuntime, spec: TableSpec) -> None:
@@ -246,7 +245,6 @@ class LocalSparseTable:
 
 
 def _distinct(ids: Ids) -> Ids:
-    """Return each id once."""
     unique: Ids = dedup(np.ascontiguousarray(ids, np.int64), 1).unique[0]
     return unique
 
@@ -258,7 +256,6 @@ class GeoRuntime(ForwardingRuntime):
     in geo mode.
 
     Args:
-        fleet: Runtime of the cluster, in geo mode.
         settings: Number of steps between exchanges, and the number of copied rows above which a table drops
             its copies.
     """

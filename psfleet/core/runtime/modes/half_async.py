@@ -92,7 +92,6 @@ class HalfAsyncRuntime(ForwardingRuntime):
     push raises the refusal; if it was not called, the next call of the runtime does.
 
     Args:
-        fleet: Runtime of the cluster.
         settings: Number of pushes to merge, and number of pushes that may wait.
     """
 

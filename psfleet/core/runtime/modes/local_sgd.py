@@ -43,7 +43,6 @@ class LocalSGDRuntime(ForwardingRuntime):
     of the other workers until all have arrived.
 
     Args:
-        fleet: Runtime of the cluster.
         settings: First step of local training, and interval at which weights are averaged.
     """
 

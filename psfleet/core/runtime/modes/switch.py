@@ -40,10 +40,6 @@ class ModeRuntime(ScriptRuntime, Protocol):
 class ModeSwitchRuntime(ForwardingRuntime):
     """Runtime of a script in a cluster, which stays the same object when the consistency mode changes.
 
-    Args:
-        cluster: Runtime of the cluster.
-        consistency: Mode that the script or launcher requests.
-
     Attributes:
         consistency: Present mode of the fleet. It differs from the requested mode in a process that joins
             after a mode switch.
@@ -114,8 +110,6 @@ def check_mode(runtime: ScriptRuntime, mode: Mode, caller: str) -> None:
     """Raise an error if a cluster's runtime is in another mode. An embedded runtime has no mode.
 
     Args:
-        runtime: Runtime that the caller would share.
-        mode: Mode that the caller requests.
         caller: Name of the calling function, for the message.
 
     Raises:
@@ -133,8 +127,6 @@ def check_wire(runtime: ScriptRuntime, wire: WireSettings, caller: str) -> None:
     """Raise an error if a runtime uses other compression for transfers than the caller requests.
 
     Args:
-        runtime: Runtime that the caller would share.
-        wire: Compression that the caller requests.
         caller: Name of the calling function, for the message.
 
     Raises:

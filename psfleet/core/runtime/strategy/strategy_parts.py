@@ -334,11 +334,6 @@ class WireSettings:
     def __post_init__(self) -> None:
         check(self, lambda declared: f"wire {declared.name}")
 
-    @classmethod
-    def both(cls, form: str) -> "WireSettings":
-        """Return settings with the same compression for pushes and pulls."""
-        return cls(form, form)
-
     @property
     def gradients(self) -> Format:
         """Number format in which gradients are sent."""

@@ -131,9 +131,7 @@ def keep_mask(
     distributions that NumPy derives from them may change between versions.
 
     Args:
-        shape: Shape of the mask.
         drop: Probability of dropping a value.
-        seed, name, step: Values that determine the mask.
     """
     digest = hashlib.blake2b(f"{seed} {name} {step}".encode(), digest_size=16).digest()
     size = int(np.prod(shape))

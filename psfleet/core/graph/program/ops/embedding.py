@@ -49,7 +49,6 @@ def spread(name: str, counts: Array, shape: tuple[int, ...]) -> Array:
     Args:
         name: Name of the counts, for the message.
         counts: One count for each id, or for each sample: [n] or [n, 1] for ids [n, ...].
-        shape: Shape of the ids.
 
     Raises:
         ShapeError: The counts have neither shape.

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 
 def _check_vectors(layer_name: str, vectors: "Sequence[Variable]", size: int | None) -> None:
-    """Check that vectors, such as a scale, have the shape [size]."""
     for vector in vectors:
         if not same(vector.shape, (size,)):
             raise ShapeError(

@@ -57,7 +57,6 @@ class _Reduce(Op):
         return tuple(axis % x.ndim for axis in self.axes) or tuple(range(x.ndim))
 
     def _spread(self, gradient: Array, shape: tuple[int, ...]) -> Array:
-        """Add the reduced axes to a gradient, with extent 1."""
         axes = {axis % len(shape) for axis in self.axes} or set(range(len(shape)))
         return gradient.reshape([1 if i in axes else n for i, n in enumerate(shape)])
 

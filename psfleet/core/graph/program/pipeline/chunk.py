@@ -76,11 +76,6 @@ def combine(variable: Variable, values: Sequence[Array], fractions: Sequence[flo
 
     A result with one entry per sample is concatenated. Other floats are averaged over the samples. Of an
     accumulated AUC, and of whole numbers, the value of the last micro-batch is used.
-
-    Args:
-        variable: Variable of the result.
-        values: Its value in each micro-batch.
-        fractions: Fraction of the samples in each micro-batch.
     """
     if _is_open(variable):
         return np.concatenate(values)

@@ -120,7 +120,6 @@ def cores_of(place: StagePosition, start: int, width: int, available: Sequence[i
         place: Position of the process. Processes of worker 1 come after all processes of worker 0.
         start: Index of the first process's first core among the available cores. After the last core the
             first one is used again, so processes may share cores.
-        width: Number of cores for each process.
         available: Numbers of the cores that may be used.
     """
     first = start + (place.worker * place.processes + place.process) * width
@@ -134,7 +133,6 @@ def pin(place: StagePosition, start: int) -> None:
     counted too, as if they were on this host.
 
     Args:
-        place: Position of this process.
         start: Index of the first process's first core among the available cores.
     """
     available, width = _available(), threads()

@@ -78,7 +78,6 @@ def edges_of(records: Sequence[Record], weights: Sequence[float], count: int) ->
     Args:
         records: Records of a loss, in forward order.
         weights: Work of each record, in any unit.
-        count: Number of chunks.
     """
     return balanced_edges(weights, _crossing(records), count)
 
@@ -115,7 +114,6 @@ def balanced_edges(weights: Sequence[float], crossing: Sequence[int], count: int
         weights: Work of each operation, in any unit.
         crossing: Number of values that are computed before a position and used after it, for the position
             before each operation and for the end.
-        count: Number of chunks.
 
     Returns:
         `count` + 1 edges: 0 < ... < len(weights).
@@ -137,7 +135,6 @@ def _partition(
 
     Args:
         total: Cumulative weights, n + 1 values.
-        count: Number of chunks.
         price: Function that adds a chunk. It is called with the price of the earlier chunks, and with i and
             j. It returns the price that includes the chunk [i, j).
     """

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.core.engine.gradients import SparseGrad
+from psfleet.core.engine.gradients import scaled
 from psfleet.core.graph.parameters.parameter import Parameter, fetch
 from psfleet.core.graph.program.operation import Array, Gradient, ancestors, summed
 from psfleet.core.graph.program.pipeline.chunk import (
@@ -48,7 +48,6 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
     """Run of one training step in one stage.
 
     Args:
-        program: Program that trains.
         plan: Plan of this step's results, with one backward pass that has a PipelineSpec.
         feeds: Checked feeds of the whole batch.
         place: Position of this process in the pipeline.
@@ -107,7 +106,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         copies = min(self._place.copies[self._place.stage], len(self._sizes))
         factor = copies * (1.0 if self._uneven else self._fractions[0])
         for leaf, total in self._totals.items():
-            whole = total if factor == 1 else _scaled(total, factor)
+            whole = total if factor == 1 else scaled(total, factor)
             self.values[self._backward_pass.gradients[leaf]] = whole
         for variable in dict.fromkeys([self._backward_pass.loss, *results]):
             self._share(variable)
@@ -216,7 +215,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         if gradient is None:
             return
         if self._uneven:
-            gradient = _scaled(gradient, self._fractions[micro])
+            gradient = scaled(gradient, self._fractions[micro])
         before = self._totals.get(leaf)
         self._totals[leaf] = gradient if before is None else summed(before, gradient)
 
@@ -296,7 +295,7 @@ class PipelinedRun(PipelineEngine["Gradient | None"]):
         parts = [part for part in map(unpack, by_copy) if part is not None]
         if len(parts) < 2:
             return parts[0] if parts else None
-        return _scaled(functools.reduce(summed, parts), 1 / len(parts))
+        return scaled(functools.reduce(summed, parts), 1 / len(parts))
 
 
 def pipelined_step(
@@ -309,8 +308,6 @@ def pipelined_step(
     """Run a training step in this process's stage, up to the update of parameters.
 
     Args:
-        program: Program that trains.
-        plan: Plan of the step.
         feeds: Checked feeds of the whole batch.
         results: Variables to fetch. Every stage gets them.
         meter: Object whose `measure(run)` is called after every operation, or None.
@@ -342,12 +339,6 @@ def settle_parts(
         spec.parts = agree_on_parts(
             program, plan, feeds, spec.micro_batches, count, place, far, tag
         )
-
-
-def _scaled(gradient: Gradient, factor: float) -> Gradient:
-    if isinstance(gradient, SparseGrad):
-        return gradient.with_rows(gradient.rows * np.float32(factor))
-    return gradient * np.float32(factor)
 
 
 class _LiveActivations:
