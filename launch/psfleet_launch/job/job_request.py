@@ -45,20 +45,20 @@ class RoleSettings:
 
     server_cores: int = setting(
         0,
-        "Cores of each server, for its place on machines and its threads; 0: it needs none of its own",
+        "Cores reserved for each server, which also limit its threads; 0: none are reserved",
         names="--server-cores servers.cores",
         least=0,
     )
     worker_cores: int = setting(
         0,
-        "Cores of each worker, for its place on machines and its threads; 0: workers share the cores of "
-        "their machine",
+        "Cores reserved for each worker, which also limit its threads; 0: the workers of a machine share its "
+        "cores",
         names="--worker-cores workers.cores",
         least=0,
     )
     worker_memory: int = setting(
         0,
-        "Memory of each worker, for its place on machines, as in 8G; containers have it as their limit",
+        "Memory reserved for each worker, such as 8G; a container also has it as its limit",
         BYTES,
         names="--worker-memory workers.memory",
         metavar="SIZE",
@@ -66,7 +66,8 @@ class RoleSettings:
     )
     server_restarts: int = setting(
         5,
-        "How often to restart each server that dies: from its log, or with durability snapshot the whole job",
+        "How often to restart each server that dies, from its log. With durability snapshot: how often to go "
+        "back to the last snapshot with the whole job",
         names="--restart-servers servers.restarts",
         least=0,
     )
@@ -80,7 +81,8 @@ class _Size:
     arguments: tuple[str, ...] = setting((), "Arguments of the script", names="job.arguments")
     servers: int = setting(
         1,
-        "Server processes; with `2..8` the launcher chooses from 2 to 8 by their memory and processors",
+        "Server processes. With `2..8` the launcher changes their number between 2 and 8 as their memory and "
+        "processor time require",
         SERVERS,
         names="--servers servers.count",
         metavar="N[..MOST]",
@@ -113,8 +115,8 @@ class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
     strategy: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     port: int | None = setting(
         None,
-        "Use TCP ports from this one on instead of unix sockets, and those 2000 above for tensors; 0: any "
-        "free ports, as `--tcp`",
+        "First TCP port of the servers, which use unix sockets without it. Tensors use the ports 2000 above. "
+        "0: any free ports, as `--tcp`",
         names="--port network.port",
         least=0,
         most=65535,
@@ -236,7 +238,7 @@ class Launch:
 
     engine: str = setting(
         "local",
-        "Where the processes run: join, local, ray, slurm or ssh; kubernetes goes with `--render`",
+        "Where the processes run: join, local, ray, slurm or ssh; kubernetes only with `--render`",
         names="--engine job.engine",
     )
     log_dir: Path = setting(
@@ -265,8 +267,8 @@ class Launch:
     )
     watch: str = setting(
         "",
-        "Serve a dashboard and metrics for Prometheus at this port of the loopback address, 0: any; at "
-        "`HOST:PORT` with a token and TLS",
+        "Serve a dashboard and metrics for Prometheus at this port, on this machine only; 0: any free port. "
+        "With `HOST:PORT` other machines reach it too, with a token and over TLS",
         names="--watch job.watch",
         metavar="[HOST:]PORT",
     )
@@ -284,7 +286,7 @@ class Launch:
     )
     chaos_followers: int = setting(
         1,
-        "Followers of a job under `--chaos`, whose cuts are checked",
+        "Followers of a job under `--chaos`; each copy of the weights that they take is checked",
         names="--chaos-followers chaos.followers",
         least=0,
     )

@@ -318,7 +318,9 @@ class HalfAsyncMode(ConsistencyMode):
     """Async, but workers merge gradients before they push."""
 
     max_merge: int = at_least_1(8, "gradients that are summed to one push, at most")
-    queue_size: int = at_least_1(16, "gradients that may wait before the worker does")
+    queue_size: int = at_least_1(
+        16, "gradients that may wait to be sent; with more, the worker waits"
+    )
     name = "half-async"
     number = 5
     merges_pushes = True

@@ -64,22 +64,22 @@ class ServerLimits:
     )
     waiting_calls: int = _count(
         10_000,
-        "Calls that wait at once: pulls of open rounds, barriers, reductions; and as many of workers "
-        "that register",
+        "Calls that may wait at once: pulls of open rounds, barriers and reductions. As many workers may "
+        "wait to register",
     )
     connections: int = _count(
         4096, "Open connections of each endpoint; a further one is closed at once"
     )
     handshakes: int = _count(
         128,
-        "Connections of one address to the port for tensors that have not proved themselves; of more, "
-        "silent ones are closed first, then the oldest",
+        "Connections from one address to the port for tensors that are not authenticated yet. If there are "
+        "more, silent ones are closed first, then the oldest",
     )
     streams: int = _count(
         1024, "Calls that are open at once on one connection; further ones wait in the client"
     )
     incoming: int = _count(
-        32, "Calls of one connection whose message is on its way; a further one is refused"
+        32, "Calls of one connection whose message has arrived in part; a further one is refused"
     )
 
     def __post_init__(self) -> None:
@@ -255,30 +255,31 @@ class JobSettings:
     )
     disk: str = setting(
         "",
-        "Keep the rows of sparse tables that name no device in files of this folder of each server's "
-        "machine, and those in use in what --server-memory leaves",
+        "Folder on each server's machine for files with the rows of sparse tables. Only rows in use are in "
+        "memory, as far as --server-memory allows. Tables with a `device` of their own are not affected",
         FOLDER,
         names="--server-disk PSFLEET_DISK servers.disk",
     )
     device: str = setting(
         "cpu",
-        f"Where servers hold tables that name no device: {', '.join(DEVICE_PLACES.values())}, or there "
-        "if there is one",
+        "Where servers hold tables that name no device: "
+        f"{', '.join(f'{name} {place}' for name, place in DEVICE_PLACES.items())}, "
+        "auto on the GPU if there is one",
         one_of(*DEVICE_PLACES, "auto"),
         names="--device PSFLEET_DEVICE servers.device",
     )
     device_memory: int = setting(
         0,
         "Memory of its GPU that each server may use for tables, as in 40G; sparse rows beyond it are in host "
-        "memory. By default, and at most, seven eighths of what is free",
+        "memory. 0: seven eighths of the free memory, which is also the maximum",
         BYTES,
         names="--device-memory PSFLEET_DEVICE_MEMORY servers.device_memory",
         metavar="SIZE",
     )
     tensorboard: str = setting(
         "",
-        "Write what fleet.log is given, and the figures of the job, as TensorBoard's event files into a "
-        "folder per process below this one",
+        "Folder for TensorBoard's event files: the values of fleet.log in a subfolder for each worker, and "
+        "the figures of the job",
         FOLDER,
         names="--tensorboard PSFLEET_TENSORBOARD job.tensorboard",
         metavar="FOLDER",
@@ -327,7 +328,7 @@ class ProcessSettings:
     )
     tls: str = setting(
         "",
-        "Folder of this process's credentials; TCP is encrypted and both ends prove themselves",
+        "Folder of this process's credentials. TCP is then encrypted, and both ends show certificates",
         names="PSFLEET_TLS",
     )
     rules_folder: str = setting(
@@ -348,7 +349,7 @@ class ProcessSettings:
     )
     liveness: int = setting(
         0,
-        "File descriptor on which a server writes a sign of life a few times per second",
+        "File descriptor on which a server writes a few times per second, to show that it does not hang",
         names="PSFLEET_PULSE",
     )
 
@@ -394,8 +395,8 @@ class UserSettings(LogSettings, NumberSettings):
     )
     lane_memory: int = setting(
         256 << 20,
-        "Memory that a worker may share with its servers; pushes wait for those before them rather than "
-        "take more. A step that needs more than a quarter of it by itself gets four times what it needs",
+        "Maximum memory that a worker shares with its servers. While it is full, a push waits for earlier "
+        "pushes. If one step needs more than a quarter of it, the maximum is four times what the step needs",
         BYTES,
         names="PSFLEET_LANE_MEMORY",
         metavar="SIZE",

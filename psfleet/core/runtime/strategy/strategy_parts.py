@@ -142,7 +142,7 @@ class PipelineSettings:
         1, "Parts that each batch is cut into", names="--micro-batches", least=1
     )
     queue_size: int = setting(
-        30, "Messages to a stage that may wait before the sender does", least=1
+        30, "Messages to a stage that may wait to be read; with more, their sender waits", least=1
     )
     copies: tuple[int, ...] = setting(
         (), "Processes of each stage, which take micro-batches in turn; empty: one each"
@@ -214,10 +214,13 @@ class DGCSettings:
     Momentum optimizers become DGCMomentum.
     """
 
-    rampup_begin_step: int = setting(0, "Steps before that begins", least=0)
+    rampup_begin_step: int = setting(
+        0, "Steps at the beginning whose gradients are sent whole", least=0
+    )
     rampup_step: int = setting(1, "Steps over which the sparsity rises", least=1)
     sparsity: tuple[float, ...] = setting(
-        (0.999,), "Shares of elements that are not sent, gone through while it rises"
+        (0.999,),
+        "Shares of elements that are not sent, one for each part of `rampup_step`; the last stays",
     )
 
     def __post_init__(self) -> None:
@@ -234,7 +237,7 @@ class LocalSGDSettings:
 
     k_steps: int = setting(1, "Updates between two averages", least=1)
     begin_step: int = setting(
-        1, "Updates before that begins, which are made on the servers", least=1
+        1, "Updates that the servers make before local training begins", least=1
     )
 
     def __post_init__(self) -> None:
@@ -280,18 +283,19 @@ class AMPSettings:
     )
     compute: str = setting(
         "auto",
-        "Precision of a program's matrix products; auto: bfloat16 where `dtype` is bfloat16 and "
-        "torch and the processor multiply in it, else float32",
+        "Precision of a program's matrix products; auto: bfloat16 if `dtype` is bfloat16, torch is installed "
+        "and the processor has instructions for it, else float32",
         one_of("auto", "bfloat16", "float32"),
     )
     init_loss_scaling: float = _least_1(
         32768.0, "What float16 gradients are multiplied by on their way, at the start"
     )
     incr_every_n_steps: int = _least_1(
-        1000, "After so many steps that fit, the scale is multiplied by `incr_ratio`"
+        1000, "Steps in a row without overflow after which the scale is multiplied by `incr_ratio`"
     )
     decr_every_n_nan_or_inf: int = _least_1(
-        2, "After so many in a row that do not fit, and are skipped, by `decr_ratio`"
+        2,
+        "Steps in a row with overflow (they are skipped) after which it is multiplied by `decr_ratio`",
     )
     incr_ratio: float = _least_1(2.0, "See `incr_every_n_steps`")
     decr_ratio: float = setting(
