@@ -4,8 +4,10 @@ import os
 import resource
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.tables import disk_rows
 from psfleet.core.engine.tables.budget import MemoryBudget
+from psfleet.core.engine.tables.disk_arena import DiskArena
 from psfleet.core.engine.tables.host_rows import HostRowMemory
 from psfleet.core.engine.tables.memory_choice import MemoryChoice
 from psfleet.core.engine.tables.row_data import RowData
@@ -187,6 +190,34 @@ def test_a_file_stays_small_and_snapshots_hold_what_was() -> None:
     assert index._traffic.written > 200_000
     assert len(index._there) * index._row < 1.5 * 20_000 * index._row + (2 << 20)
     assert index._in_file == index._held.sum() == index._there.sum() > 15_000
+
+
+def test_many_rows_are_copied_and_moved_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux moves less than 2 GiB at once, and the budget does not count the buffers of a call."""
+    sizes, transfer = [0], DiskArena.transfer
+
+    def noted(self: DiskArena, *arguments: Any) -> bool:
+        sizes.extend(arguments[3] if len(arguments) > 3 else ())
+        return transfer(self, *arguments)
+
+    monkeypatch.setattr(DiskArena, "transfer", noted)
+    host, own = MemoryBudget(limit=1 << 30), MemoryBudget(folder=os.environ["PSFLEET_DISK"])
+    table = SparseTable(
+        TableSpec("wide", "sparse", (1024,), SGD(), seed=3), 2**20, 1, host, "disk", own
+    )
+    index, ids = table._index, np.arange(8000)
+    table.push(ids, np.ones((8000, 1024), np.float32), 0.1)
+    expected = table.page(0, 8000).values
+    index.keep_ahead(0)  # the memory of other tables has grown
+    table.pull_into(ids[:1], np.empty((1, 1024), np.float32))
+    slots = index.locate(ids)[0]
+    tracemalloc.start()
+    rows = index.gather(slots)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert rows.tobytes() == expected.tobytes()
+    assert peak < rows.nbytes + (16 << 20)
+    assert 1 << 20 < max(sizes) <= 8 << 20
 
 
 @pytest.mark.parametrize("dim", [8, 1024])

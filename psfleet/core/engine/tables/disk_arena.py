@@ -159,9 +159,9 @@ class DiskArena(Arena):
             writes: True to write, False to read.
             offsets: Offset of each range in the file: int64 [n].
             places: Address of each range in memory: int64 [n].
-            sizes: Bytes of each range: whole pages. Offsets and addresses are then multiples of the page
-                size. None for ranges of one row each at any offset and address; these are read through page
-                buffers.
+            sizes: Bytes of each range: whole pages, less than 2 GiB, because Linux moves no more at once.
+                Offsets and addresses are then multiples of the page size. None for ranges of one row each at
+                any offset and address; these are read through page buffers.
 
         Returns:
             True if all requests succeeded.

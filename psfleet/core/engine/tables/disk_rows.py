@@ -56,7 +56,9 @@ Floats = NDArray[np.float32]
 _BESIDE = 9  # further bytes for each row in memory: 8 for its id, 1 for its use count
 # No other values of the four numbers below have been measured.
 _PART = 16  # 1/16 of the slots in memory is kept free for the rows of the next call
-_AT_ONCE = 4096  # rows that are written to the file together; 768 KiB of rows of 192 bytes
+# Rows that are read or written together: 768 KiB of rows of 192 bytes, and no more than _MOST_BYTES of wide
+# rows, because their buffers are beside the memory that the budget counts.
+_AT_ONCE, _MOST_BYTES = 4096, 4 << 20
 # Free blocks that are kept back, since compaction writes before it frees. With 4 it may fill 3. It needs 2: a
 # third of the file is empty, so that the rows of the 3 emptiest blocks fit into 2.
 _SPARE = 4
@@ -88,6 +90,7 @@ class DiskRowMemory(HostRowMemory):
         self._own, self._table = own, spec.name
         width = PackedRows(spec).width
         self._row, self._block = width * 4, block_rows(width * 4)
+        self._at_once = max(min(_AT_ONCE, _MOST_BYTES // self._row), 1)
         self._default = available_memory() // 2  # of a server without a limit (docs/tables.md)
         # First slot in the file. Memory has 4 Mi slots beyond what the limit allows: the rows of one call
         # are read into memory before other rows leave it. So a push may add some millions of ids (`grow`
@@ -310,9 +313,9 @@ class DiskRowMemory(HostRowMemory):
         if over > 0:
             # Move many rows if any must move: rows in neighbouring blocks are written by one request. But no
             # more than 2048, so that a call that needs little room does not wait for a large write.
-            over = max(over, min(self._limit // _PART, _AT_ONCE // 2))
+            over = max(over, min(self._limit // _PART, self._at_once // 2))
         while over > 0:
-            slots = np.empty(min(over, _AT_ONCE), np.int64)
+            slots = np.empty(min(over, self._at_once), np.int64)
             count = self._moves.sweep(self.address, self._uses, len(slots), slots, self._counts)
             # Every row is chosen at last, except rows that were added without `_note_new_rows`, as by an
             # interrupted call.
@@ -343,8 +346,8 @@ class DiskRowMemory(HostRowMemory):
         """
         # A limit of one row, which only tests have, works as well as 2.
         first, end = max(self._limit, 2), int(self._words[NEXT_SLOT])
-        for start in range(first, end, _AT_ONCE):
-            self._move_to_file(np.arange(start, min(start + _AT_ONCE, end)))
+        for start in range(first, end, self._at_once):
+            self._move_to_file(np.arange(start, min(start + self._at_once, end)))
         self._moves.chain(self.address, super().free_slots(), first)
         self._uses[first:end] = self._moves.FREE
         self._disk.release_behind(first * self._row)
@@ -492,27 +495,35 @@ class DiskRowMemory(HostRowMemory):
 
     @override
     def gather(self, slots: Ids) -> Floats:
-        in_file = np.flatnonzero(slots >= self._far)
-        if not len(in_file):
+        if not (slots >= self._far).any():
             return super().gather(slots)
+        # In parts, so that the buffers beside the result stay small, and in the order of the file.
         rows = np.empty((len(slots), self._width), np.float32)
-        near = slots < self._far
-        rows[near] = super().gather(slots[near])
-        file_positions = slots[in_file] - self._far
-        first, end = int(file_positions.min()), int(file_positions.max()) + 1
+        order = np.argsort(slots)
+        for start in range(0, len(order), self._at_once):
+            part = order[start : start + self._at_once]
+            near, in_file = np.split(part, [np.searchsorted(slots[part], self._far)])
+            rows[near] = super().gather(slots[near])
+            if len(in_file):
+                rows[in_file] = self._gather_from_file(slots[in_file] - self._far)
+        return rows
+
+    def _gather_from_file(self, slots: Ids) -> Floats:
+        """Return copies of the rows at these positions in the file, ascending: float32 [n, width]."""
+        first, end = int(slots[0]), int(slots[-1]) + 1
         # If at least half of the range is needed, as when a snapshot scans the table, read the whole range at
         # once.
-        if end - first <= 2 * len(file_positions):
+        if end - first <= 2 * len(slots):
             start = first * self._row // PAGE * PAGE
-            size = -(-(end * self._row - start) // PAGE) * PAGE
+            size = -(-end * self._row // PAGE) * PAGE - start
             pages = _whole_pages(size)
             where = np.array([[start], [address_of(pages)], [size]], np.int64)
             self._check_transfer(self._disk.transfer(False, *where))
             part = pages[first * self._row - start :][: (end - first) * self._row]
-            rows[in_file] = part.view(np.float32).reshape(end - first, -1)[file_positions - first]
-        else:
-            to = address_of(rows) + in_file * self._row
-            self._check_transfer(self._disk.transfer(False, file_positions * self._row, to))
+            return part.view(np.float32).reshape(end - first, -1)[slots - first]
+        rows = np.empty((len(slots), self._width), np.float32)
+        row_addresses = address_of(rows) + np.arange(len(slots)) * self._row
+        self._check_transfer(self._disk.transfer(False, slots * self._row, row_addresses))
         return rows
 
     @override
