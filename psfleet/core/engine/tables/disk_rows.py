@@ -44,7 +44,14 @@ from psfleet.core.engine.kernels.initial_values import address_of
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.tables.arena import Arena
 from psfleet.core.engine.tables.budget import MemoryBudget
-from psfleet.core.engine.tables.disk_arena import LEAST, PAGE, DiskArena, block_rows, end_for
+from psfleet.core.engine.tables.disk_arena import (
+    LEAST,
+    PAGE,
+    DiskArena,
+    block_rows,
+    end_for,
+    row_pad,
+)
 from psfleet.core.engine.tables.host_rows import HostRowMemory, HostScores
 from psfleet.core.engine.tables.row_data import PackedRows
 from psfleet.core.engine.tables.row_memory import ROW_BYTES, DiskTraffic, Keys, Listed, clear_bits
@@ -88,8 +95,9 @@ class DiskRowMemory(HostRowMemory):
     ) -> None:
         self.paging = self._traffic = DiskTraffic()
         self._own, self._table = own, spec.name
-        width = PackedRows(spec).width
-        self._row, self._block = width * 4, block_rows(width * 4)
+        width, pad = PackedRows(spec).width, row_pad(spec)
+        self._row = width * 4 + pad
+        self._block = block_rows(self._row)
         self._at_once = max(min(_AT_ONCE, _MOST_BYTES // self._row), 1)
         self._default = available_memory() // 2  # of a server without a limit (docs/tables.md)
         # First slot in the file. Memory has 4 Mi slots beyond what the limit allows: the rows of one call
@@ -102,7 +110,7 @@ class DiskRowMemory(HostRowMemory):
         # With as many rows as this, that is less than 2 slots for each.
         row_limit = min(max_rows, (2**32 - 2 - self._far) // 2)
         # No marks: rules that update every row have a MappedRowMemory.
-        super().__init__(width, row_limit, False, spec.entry is not None, host.only_reads)
+        super().__init__(width, row_limit, False, spec.entry is not None, host.only_reads, pad)
         assert isinstance(self._rows, DiskArena)
         self._disk = self._rows
         self._moves = static_kernels("disk_rows")
@@ -367,7 +375,7 @@ class DiskRowMemory(HostRowMemory):
             view.keep(ids)
         size = self._block * self._row
         pages = _whole_pages(len(blocks) * size)
-        pages[: rows.nbytes] = rows.reshape(-1).view(np.uint8)
+        self._rows_in(pages)[: len(rows)] = rows
         # Neighbouring blocks form a run, which is written by one request: find where the runs start. The
         # first block is compared with -2, because -1 would be a neighbour of block 0.
         first = np.flatnonzero(np.diff(blocks, prepend=-2) != 1)
@@ -421,7 +429,7 @@ class DiskRowMemory(HostRowMemory):
         self._check_transfer(self._disk.transfer(False, blocks * size, block_addresses, sizes))
         slots = self._slots(blocks)
         occupied = self._there[slots] != 0
-        rows = pages.view(np.float32).reshape(len(slots), -1)[occupied]
+        rows = self._rows_in(pages)[occupied]
         self._write(free[: counts[count - 1]], self._ids[self._far + slots[occupied]], rows)
 
     def _check_transfer(self, success: bool) -> None:
@@ -520,11 +528,15 @@ class DiskRowMemory(HostRowMemory):
             where = np.array([[start], [address_of(pages)], [size]], np.int64)
             self._check_transfer(self._disk.transfer(False, *where))
             part = pages[first * self._row - start :][: (end - first) * self._row]
-            return part.view(np.float32).reshape(end - first, -1)[slots - first]
-        rows = np.empty((len(slots), self._width), np.float32)
-        row_addresses = address_of(rows) + np.arange(len(slots)) * self._row
+            return self._rows_in(part)[slots - first]
+        content = _whole_pages(len(slots) * self._row)
+        row_addresses = address_of(content) + np.arange(len(slots)) * self._row
         self._check_transfer(self._disk.transfer(False, slots * self._row, row_addresses))
-        return rows
+        return self._rows_in(content)
+
+    def _rows_in(self, content: NDArray[np.uint8]) -> Floats:
+        """Return a view of the rows in bytes of the file, without their padding: float32 [n, width]."""
+        return content.view(np.float32).reshape(-1, self._row // 4)[:, : self._width]
 
     @override
     def scores(self, spec: TableSpec, place: int) -> HostScores:
