@@ -1,5 +1,6 @@
 """Rows on disk: the same bits as in memory, whatever stays in memory and whatever the disk refuses."""
 
+import mmap
 import os
 import resource
 import subprocess
@@ -254,6 +255,19 @@ def test_no_width_of_rows_makes_large_blocks(dim: int) -> None:
     assert index._block * index._row <= 256 << 10
     assert index._disk.made <= 6 << 20
     assert 0 <= index.pad <= 12 * dim / 32
+
+
+@pytest.mark.parametrize("limit", [1 << 30, (1 << 30) + 12_345_678])
+def test_a_file_is_mapped_at_large_pages_of_memory(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """Linux on ARM may have pages of 64 KiB, and maps nothing between them."""
+    monkeypatch.setattr(mmap, "PAGESIZE", 1 << 16)
+    host, own = MemoryBudget(limit=limit), MemoryBudget(folder=os.environ["PSFLEET_DISK"])
+    index = SparseTable(TableSpec("odd", "sparse", (7,), SGD()), 2**20, 1, host, "disk", own)._index
+    assert isinstance(index, disk_rows.DiskRowMemory)
+    for arena in (index._disk, index._owners):
+        assert arena._near % (1 << 16) == 0 < arena._near
 
 
 def test_where_rows_lie(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ Ids = NDArray[np.int64]
 _log = log_of(__name__)
 
 PAGE = 4096
+"""Unit of transfers past the page cache, in bytes. Pages of memory may be larger (`mmap.PAGESIZE`)."""
 LEAST = 4 << 20
 """Bytes of rows that each table on disk may always hold in memory, even if memory is short."""
 _LEAST_GROWTH = 1 << 20  # a file grows by at least 1 MiB

@@ -19,6 +19,7 @@ its rows. An I/O error therefore ends the process (`end_for`). All methods run u
 docs/decisions/0030-rows-on-disk.md has the reasons and the measurements.
 """
 
+import mmap
 import time
 from collections.abc import Iterator
 
@@ -102,10 +103,12 @@ class DiskRowMemory(HostRowMemory):
         self._default = available_memory() // 2  # of a server without a limit (docs/tables.md)
         # First slot in the file. Memory has 4 Mi slots beyond what the limit allows: the rows of one call
         # are read into memory before other rows leave it. So a push may add some millions of ids (`grow`
-        # refuses more). Slots take no memory until they are used. Multiples of 1024 slots fill whole pages.
+        # refuses more). Slots take no memory until they are used. The file is mapped behind them, so they
+        # must fill whole pages (of up to 64 KiB on ARM): as many slots as a page has words do, for any row.
         slots = (host.limit or self._default) // (self._row + _BESIDE) + (1 << 22)
         # At most half of the slot numbers, which have 32 bits, so that the file gets the other half.
-        self._far = min(-(-slots // 1024) * 1024, 1 << 31)
+        words = mmap.PAGESIZE // 4
+        self._far = min(-(-slots // words) * words, 1 << 31)
         # A slot number has 32 bits, and the file has 3 slots for 2 rows and some blocks more (see _blocks).
         # With as many rows as this, that is less than 2 slots for each.
         row_limit = min(max_rows, (2**32 - 2 - self._far) // 2)
@@ -478,7 +481,7 @@ class DiskRowMemory(HostRowMemory):
         bits[:words] = 2**64 - 1
         beyond = np.arange(end, words * 64)
         clear_bits(bits, np.concatenate([super().free_slots(), beyond, [0]]))
-        # The file's bits begin at a whole word, because `_far` is a multiple of 1024.
+        # The file's bits begin at a whole word, because `_far` is a multiple of 1024 or more.
         in_file = np.packbits(self._there, bitorder="little")
         bits[self._far // 64 :].view(np.uint8)[: len(in_file)] = in_file
         return bits
