@@ -1,5 +1,6 @@
 """Rows on disk: the same bits as in memory, whatever stays in memory and whatever the disk refuses."""
 
+import ctypes
 import mmap
 import os
 import resource
@@ -19,9 +20,9 @@ from psfleet.core.base.settings.environment import Environment
 from psfleet.core.engine.rules import SGD, make_rule
 from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
-from psfleet.core.engine.tables import disk_rows
+from psfleet.core.engine.tables import disk_arena, disk_rows
 from psfleet.core.engine.tables.budget import MemoryBudget
-from psfleet.core.engine.tables.disk_arena import DiskArena
+from psfleet.core.engine.tables.disk_arena import PAGE, DiskArena
 from psfleet.core.engine.tables.host_rows import HostRowMemory
 from psfleet.core.engine.tables.memory_choice import MemoryChoice
 from psfleet.core.engine.tables.row_data import RowData
@@ -268,6 +269,29 @@ def test_a_file_is_mapped_at_large_pages_of_memory(
     assert isinstance(index, disk_rows.DiskRowMemory)
     for arena in (index._disk, index._owners):
         assert arena._near % (1 << 16) == 0 < arena._near
+
+
+def test_requests_that_linux_has_no_room_for_are_repeated(tmp_path: Path) -> None:
+    """Linux answers EAGAIN for want of memory; here for want of places for events. Or one by one."""
+    disk, size, count = DiskArena(8 << 20, 0, str(tmp_path), PAGE), PAGE, 1000
+    disk.grow(count * size)
+    disk._set_up_requests()
+    setup = disk._kernels.SETUP
+    if setup < 0:
+        pytest.skip("this processor makes requests one by one")
+    context = ctypes.c_long()
+    assert disk_arena._libc.syscall(setup, 1, ctypes.byref(context)) == 0
+    places = ctypes.c_uint.from_address(context.value + 4).value  # struct aio_ring: id, nr
+    if places > disk._kernels.AT_ONCE:
+        pytest.skip(f"a machine with so many processors has {places} places at least")
+    content, again = disk_rows._whole_pages(count * size), disk_rows._whole_pages(count * size)
+    at, sizes = np.arange(count) * size, np.full(count, size)
+    for disk._context in (context, ctypes.c_long()):
+        content[:] = np.random.default_rng(1).integers(0, 256, len(content), np.uint8)
+        again[:] = 0
+        assert disk.transfer(True, at, content.ctypes.data + at, sizes)
+        assert disk.transfer(False, at, again.ctypes.data + at, sizes)
+        assert again.tobytes() == content.tobytes()
 
 
 def test_where_rows_lie(tmp_path: Path) -> None:
