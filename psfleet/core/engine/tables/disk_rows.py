@@ -62,13 +62,13 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _BESIDE = 9  # further bytes for each row in memory: 8 for its id, 1 for its use count
-# No other values of the four numbers below have been measured.
+# No other values of the numbers below have been measured.
 _PART = 16  # 1/16 of the slots in memory is kept free for the rows of the next call
 # Rows that are read or written together: 768 KiB of rows of 192 bytes, and no more than _MOST_BYTES of wide
 # rows, because their buffers are beside the memory that the budget counts.
 _AT_ONCE, _MOST_BYTES = 4096, 4 << 20
-# Free blocks that are kept back, since compaction writes before it frees. With 4 it may fill 3. It needs 2: a
-# third of the file is empty, so that the rows of the 3 emptiest blocks fit into 2.
+# Free blocks that are kept back, since compaction writes before it frees. It may fill all of them. It
+# needs 2: a third of the file is empty, so that the rows of the 3 emptiest blocks fit into 2.
 _SPARE = 4
 # Blocks that compaction sorts to find the emptiest. To sort all blocks of a large file would keep a call
 # waiting.
@@ -355,8 +355,7 @@ class DiskRowMemory(HostRowMemory):
         Rows in slots behind the limit move to the file, even those in use, so that the end of the memory is
         unused.
         """
-        # A limit of one row, which only tests have, works as well as 2.
-        first, end = max(self._limit, 2), int(self._words[NEXT_SLOT])
+        first, end = self._limit, int(self._words[NEXT_SLOT])
         for start in range(first, end, self._at_once):
             self._move_to_file(np.arange(start, min(start + self._at_once, end)))
         self._moves.chain(self.address, super().free_slots(), first)
@@ -421,7 +420,7 @@ class DiskRowMemory(HostRowMemory):
         max_blocks = max(_SPARE * _SPARE, (1 << 20) // size)
         blocks = window[np.argsort(self._held[window], kind="stable")[:max_blocks]]
         counts = -(-np.cumsum(self._held[blocks]) // self._block)
-        gains = (np.arange(1, len(blocks) + 1) - counts)[counts < len(free)]
+        gains = (np.arange(1, len(blocks) + 1) - counts)[counts <= len(free)]
         if not len(gains) or gains.max() <= 0:
             self._hand = (self._hand + _WINDOW) % len(self._held)
             return
@@ -452,14 +451,13 @@ class DiskRowMemory(HostRowMemory):
 
     @override
     def remove(self, ids: Ids) -> int:
-        # For all ids at once. The two calls of HostRowMemory.remove find nothing left to copy.
-        self.keep(ids)
         slots = self.locate(ids)[0]
         in_file = slots >= self._far
         file_slots = np.unique(slots[in_file]) - self._far
         # The kernel links each freed slot into the free list by the first word of its row, but slots of the
         # file do not belong in that list. With a stride of 0 all these links are written to row 0, which no
-        # id has, so the file is not touched. Afterwards the old head of the list is restored.
+        # id has, so the file is not touched. Afterwards the old head of the list is restored. Images that
+        # copy the rows meanwhile read only the file, which needs no stride.
         free, self._d[STRIDE] = self._words[FREE_ROW], 0
         count = super().remove(ids[in_file])
         self._d[[FREE_ROW, STRIDE]] = free, self._row
