@@ -2,6 +2,9 @@
 
 import contextlib
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -223,3 +226,33 @@ def test_a_reply_to_another_call_is_refused(answering: Answering) -> None:
     answering.send(reply_bytes(stream + 2))
     with pytest.raises(ConnectionBroken, match="not open"):
         call.finish()
+
+
+READER = """
+import resource, socket, sys
+from psfleet.core.net.connections.access import Access
+from psfleet.core.net.connections.tls_sockets import accepts
+transport = accepts(Access(), "unix:/x")(socket.socket(fileno=int(sys.argv[1])))
+place = memoryview(bytearray(64))
+before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+for _ in range(100):
+    transport.receive(place, lambda: None)
+    transport.send([b"reply"])
+print(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before)
+"""
+
+
+def test_a_server_is_woken_once_for_a_call() -> None:
+    """A thread that waits for a call over a Unix socket sleeps on while the client reads the last reply."""
+    here, there = socket.socketpair()
+    command = [sys.executable, "-c", READER, str(there.fileno())]
+    with here, there:
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdout=pipe, text=True, pass_fds=[there.fileno()]) as server:
+            for _ in range(100):
+                time.sleep(0.002)  # so that the server waits again
+                here.send(b"call")
+                time.sleep(0.002)
+                assert here.recv(64) == b"reply"
+            output, _ = server.communicate(timeout=60)
+    assert int(output) < 150

@@ -1,5 +1,6 @@
 """Plain calls have the responses and the effects that the ordinary way gives them."""
 
+import contextlib
 import itertools
 import os
 import random
@@ -19,7 +20,6 @@ from psfleet.core.base.settings.environment import Environment
 from psfleet.core.engine.consistency import AsyncMode, ConsistencyMode, GeoMode, SspMode, SyncMode
 from psfleet.core.engine.kernels.initial_values import address_of
 from psfleet.core.engine.rules import RULES, SGD, Adagrad, Adam, Ftrl, Lamb
-from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.entry import CapacityEntry, CountFilterEntry, TTLEntry
 from psfleet.core.engine.schema.table import DecaySpec, TableSpec
 from psfleet.core.engine.shard.events import BeginCut, EndCut, Join, Pull, Shrink
@@ -28,14 +28,14 @@ from psfleet.core.engine.shard.snapshot_cuts import PendingCut
 from psfleet.core.engine.tables.budget import MemoryBudget
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.net import frame, segments
-from psfleet.core.net.segments import TensorRequest
 from psfleet.core.net.shared_memory import FIRST, SharedMemory
 from psfleet.core.net.v1.frame_pb2 import Header, Segment
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.process import Server
-from psfleet_server.rpc.call_layout import PullResponse, plan_of
+from psfleet_server.rpc.call_layout import CallPlan
 from psfleet_server.rpc.replies import Deadlines, DeferredReply
 from psfleet_server.services.shard_service import PlainCalls, ShardService
+from psfleet_worker.tensors import push_queue
 
 # Widths and rules whose kernels tests of tables compile.
 SPECS = (
@@ -64,7 +64,7 @@ class Side:
         self.service = ShardService(self.host)
         pulls, exchanges = LatencyHistogram(), LatencyHistogram()
         self.times = {"push": self.host.latencies.push, "pull": pulls, "exchange": exchanges}
-        self.plain = PlainCalls(self.host, self.service.layouts, pulls, exchanges)
+        self.plain = PlainCalls(self.host, pulls, exchanges)
         self.chance, self.dice = chance, random.Random(3)
         self.replies: list[Any] = []
         self.memories = []
@@ -264,6 +264,7 @@ class Program:
             if dice.random() < 0.3:
                 header.leases, header.lease_samples = dice.randrange(3), dice.randrange(300)
             header.progress = dice.choice(["", "", '{"epoch": 1}', "große Schritte"])
+            header.addressed.extend(dice.choice([[], [], [0, 300, 2**40], [2**64 - 1]]))
             if dice.random() < 0.3:
                 header.cut, header.cut_after = dice.choice(
                     [(8, 3), (9, header.sequence), (9, 2**40)]
@@ -305,15 +306,16 @@ def test_plain_calls_do_what_others_do(mode: ConsistencyMode, seed: int) -> None
         assert (one.host.bytes.plain > 5) == isinstance(mode, AsyncMode | SspMode)
 
 
-def exchange(side: Side, cut: int = 0) -> bool:
-    """Make an exchange with the next push of worker 0, which has marked this snapshot; whether it was taken
-    plainly."""
+def exchange(side: Side, cut: int = 0, addressed: tuple[int, ...] = ()) -> bool:
+    """Make an exchange with the next push of worker 0, which has marked this snapshot and says which pushes
+    it has sent to whom; whether it was taken plainly."""
     before, key = side.host.bytes.plain, SPECS[0].key
     sequence = side.shard.workers.sequences[0] + 1
     ids, values = np.arange(2), np.ones((2, 5), np.float32)
     push = Segment(table=key, content=segments.ID_ROWS, count=2, learning_rate=0.1)
     pull = Segment(table=key, content=segments.IDS, count=2)
     header = Header(worker=0, incarnation=1, sequence=sequence, clock=sequence, cut=cut)
+    header.addressed.extend(addressed)
     layout = segments.written(push) + segments.written(pull)
     side.call("exchange", segments.joined(header, [(ids, values), (ids,)], layout))
     assert side.shard.workers.sequences[0] == sequence
@@ -325,7 +327,9 @@ def test_no_call_is_plain_that_others_wait_for() -> None:
     after the cut, which each later push names."""
     with Side(SspMode(12), 1.0) as side:
         shard = side.shard
-        assert [exchange(side), exchange(side)] == [False, True]  # then the layout is known
+        assert exchange(side)  # the first of its layout too
+        assert exchange(side, addressed=(2, 300, 2**40))
+        assert shard.workers.addressed == {0: (2, 300, 2**40)}
         records: list[Any] = []
         shard.journal = records.append
         assert not exchange(side)
@@ -382,16 +386,82 @@ def test_a_plan_keeps_the_memory_of_its_worker() -> None:
     assert made is not None
     memory, handle = made
     os.close(handle.descriptor)
-    ids = memory.part(FIRST, 8).view(np.int64)
-    values = memory.part(FIRST + 64, 20).view(np.float32).reshape(1, 5)
     mapping = weakref.ref(memory.bytes)
-    push = TensorRequest([Gradient(SPECS[0].key, values, ids, 0.1)])
-    plan = plan_of(shard.tables, push, PullResponse(), memoryview(b""))
-    assert plan is not None
-    del made, memory, ids, values, push
+    push = segments.field_of(SPECS[0].key, segments.ID_ROWS, 1, 0.1, FIRST)
+    plan = CallPlan(shard.tables, {}, push, memory, 0)
+    del made, memory
     assert mapping() is not None
     del plan
     assert mapping() is None
+
+
+def fields(seed: int) -> tuple[str, list[Segment]]:
+    """Segments of a push, a pull or an exchange, at random places and mostly wrong in one field."""
+    dice = random.Random(seed)
+    method, at, made = dice.choice(["push", "pull", "exchange"]), FIRST, []
+    for kind in ("push", "pull"):
+        for spec in dice.sample(SPECS[:9], 2) if method in (kind, "exchange") else ():
+            sparse, count = spec.kind == "sparse", dice.choice([0, 1, 4])
+            segment = Segment(table=spec.key, count=count if sparse else 5, offset=at)
+            if kind == "push":
+                segment.content = segments.ID_ROWS if sparse else segments.VALUES
+                segment.learning_rate = 0.1
+            else:
+                segment.content = segments.IDS if sparse else segments.WHOLE
+                segment.reply = at + 1024
+            at += 2048
+            made.append(segment)
+    if dice.random() < 0.8:
+        name, value = dice.choice(
+            [
+                *(("count", count) for count in (2, 3, 6, 513, 2**40, 2**63)),
+                *(("offset", place) for place in (0, 8, 4, LANE - 8, LANE, 2**40, 2**63)),
+                *(("reply", place) for place in (0, 2, 60, LANE - 4, LANE, 2**40, 2**63)),
+                *(("learning_rate", rate) for rate in (0.0, float("nan"), float("inf"), 1e300)),
+                *(("content", content) for content in range(9)),
+                *(("precision", precision) for precision in range(5)),
+                ("table", SPECS[0].key),
+                ("table", SPECS[9].key),
+                ("table", 7),
+            ]
+        )
+        setattr(dice.choice(made), name, value)
+    if dice.random() < 0.1:
+        made = made[::-1]
+    return method, made
+
+
+@pytest.mark.parametrize("in_lane", [True, False])
+def test_segments_are_checked_as_on_the_ordinary_way(in_lane: bool) -> None:
+    """Calls of layouts that nobody has sent before, most with a wrong field, have the replies, errors and
+    effects on a server that takes calls plainly that they have on another."""
+    with Side(AsyncMode(), 1.0) as one, Side(AsyncMode(), 0.0) as other:
+        program, taken = Program(AsyncMode(), 0, one, other), 0
+        for side in one, other:
+            words = side.memories[0].bytes.view(np.int64)
+            words[:] = np.arange(len(words))
+        for turn in range(1, 401):
+            method, made = fields(turn)
+            sequence = one.shard.workers.sequences[0] + (method != "pull")
+            header = Header(worker=0, incarnation=1, clock=sequence)
+            header.sequence = sequence * (method != "pull")
+            layout, before = b"".join(map(segments.written, made)), one.host.bytes.plain
+            if in_lane:
+                header.lane.generation, header.lane.turn = 2**63, turn
+                request = frame.encode_header(header, layout)
+            else:
+                size = sum(
+                    8 * segment.count * (segment.content in (segments.IDS, segments.ID_ROWS))
+                    + 20 * segment.count * (segment.content in (segments.VALUES, segments.ID_ROWS))
+                    for segment in made
+                )
+                size = min(size + turn % 9 % 2 * 8, 1 << 16)
+                ids = np.arange(size // 8).tobytes()
+                request = frame.encode(header, [ids] if ids else [], layout)
+            program.call(method, request)
+            program.compare()
+            taken += one.host.bytes.plain - before
+        assert taken > 40
 
 
 def test_a_push_that_memory_suffices_for_table_by_table_only_is_refused_whole() -> None:
@@ -428,7 +498,7 @@ def test_a_push_that_memory_suffices_for_table_by_table_only_is_refused_whole() 
 def test_most_calls_of_a_job_are_plain(
     lane: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an asynchronous job without a log all calls but the first of each layout are taken plainly."""
+    """Of an asynchronous job without a log all calls are taken plainly, those with new numbers of ids too."""
     endpoint = f"unix:{tmp_path}/server"
     variables = {"ROLE": "worker", "RANK": "0", "SERVERS": endpoint, "WORKERS": "1"}
     for name, value in (variables | ({"LANE": lane} if lane else {})).items():
@@ -438,7 +508,31 @@ def test_most_calls_of_a_job_are_plain(
             table = fleet.sparse_table("adam", 5, psfleet.optimizer.Adam())
             bias = fleet.dense_table("bias", np.zeros(5), psfleet.optimizer.Adam())
             for step in range(60):
-                ids = np.arange(5) + step % 9
+                ids = np.arange(step + 1)
                 fleet.pull({table: ids, bias: None})
-                fleet.push({table: (ids, np.ones((5, 5))), bias: np.ones(5)})
-        assert server.host.bytes.plain > 40
+                fleet.push({table: (ids, np.ones((step + 1, 5))), bias: np.ones(5)})
+        assert server.host.bytes.plain > 55
+
+
+def test_steps_of_a_job_with_several_servers_have_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tensors of a call to a server lie where those of its last one lay, so that its plan is known."""
+    monkeypatch.setattr(push_queue, "LINGER", 60.0)  # so that each push leaves with a pull
+    endpoints = tuple(f"unix:{tmp_path}/server{index}" for index in range(3))
+    variables = {"ROLE": "worker", "RANK": "0", "SERVERS": ",".join(endpoints), "WORKERS": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"PSFLEET_{name}", value)
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(Server(Environment("server", index, endpoints, 1)))
+            for index in range(3)
+        ]
+        with psfleet.connect(mode="async") as fleet:
+            table = fleet.sparse_table("adam", 5, psfleet.optimizer.Adam())
+            for _ in range(30):
+                fleet.pull({table: np.arange(30)})
+                fleet.push({table: (np.arange(30), np.ones((30, 5)))})
+            for server in servers:
+                plans = server.host.lanes._shared[0].plans.values()
+                assert len([plan for plan in plans if plan.pushes and plan.pulls]) == 1

@@ -1,11 +1,15 @@
 """Rows on disk: the same bits as in memory, whatever stays in memory and whatever the disk refuses."""
 
+import ctypes
+import mmap
 import os
 import resource
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +17,12 @@ from hypothesis import settings
 
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.settings.environment import Environment
-from psfleet.core.engine.rules import SGD
+from psfleet.core.engine.rules import SGD, make_rule
 from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
-from psfleet.core.engine.tables import disk_rows
+from psfleet.core.engine.tables import disk_arena, disk_rows
 from psfleet.core.engine.tables.budget import MemoryBudget
+from psfleet.core.engine.tables.disk_arena import PAGE, DiskArena
 from psfleet.core.engine.tables.host_rows import HostRowMemory
 from psfleet.core.engine.tables.memory_choice import MemoryChoice
 from psfleet.core.engine.tables.row_data import RowData
@@ -58,10 +63,16 @@ def state(table: SparseTable) -> list[object]:
     return [table.clock, *(part.tobytes() for part in (rows.ids, rows.values, rows.touched))]
 
 
-@pytest.mark.parametrize("name", SPECS)
+ON_DISK = SPECS | {
+    f"rows of {dim}": TableSpec("wide", "sparse", (dim,), make_rule("adam", {}), seed=1)
+    for dim in (101, 341)  # padded, the latter to whole pages
+}
+
+
+@pytest.mark.parametrize("name", ON_DISK)
 def test_rows_on_disk_are_those_in_memory(name: str) -> None:
     """After updates, removals, expiry, eviction and shrinks, and in snapshots that are read meanwhile."""
-    tables = [on_disk(SPECS[name]), SparseTable(SPECS[name])]
+    tables = [on_disk(ON_DISK[name]), SparseTable(ON_DISK[name])]
     snapshots = []
     for table in tables:
         dice = np.random.default_rng(5)
@@ -75,7 +86,9 @@ def test_rows_on_disk_are_those_in_memory(name: str) -> None:
     assert state(tables[0]) == state(tables[1])
     paging = tables[0].paging
     assert (paging is None) == (name == "every row")
-    assert paging is None or min(paging.found, paging.read, paging.written) > 0
+    assert paging is None or min(paging.read, paging.written) > 0
+    if paging is not None and name != "rows of 341":  # the page of memory has no room for these
+        assert paging.found > 0
 
 
 def test_a_full_disk_refuses_new_rows_alone() -> None:
@@ -189,6 +202,34 @@ def test_a_file_stays_small_and_snapshots_hold_what_was() -> None:
     assert index._in_file == index._held.sum() == index._there.sum() > 15_000
 
 
+def test_many_rows_are_copied_and_moved_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux moves less than 2 GiB at once, and the budget does not count the buffers of a call."""
+    sizes, transfer = [0], DiskArena.transfer
+
+    def noted(self: DiskArena, *arguments: Any) -> bool:
+        sizes.extend(arguments[3] if len(arguments) > 3 else ())
+        return transfer(self, *arguments)
+
+    monkeypatch.setattr(DiskArena, "transfer", noted)
+    host, own = MemoryBudget(limit=1 << 30), MemoryBudget(folder=os.environ["PSFLEET_DISK"])
+    table = SparseTable(
+        TableSpec("wide", "sparse", (1024,), SGD(), seed=3), 2**20, 1, host, "disk", own
+    )
+    index, ids = table._index, np.arange(8000)
+    table.push(ids, np.ones((8000, 1024), np.float32), 0.1)
+    expected = table.page(0, 8000).values
+    index.keep_ahead(0)  # the memory of other tables has grown
+    table.pull_into(ids[:1], np.empty((1, 1024), np.float32))
+    slots = index.locate(ids)[0]
+    tracemalloc.start()
+    rows = index.gather(slots)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert rows.tobytes() == expected.tobytes()
+    assert peak < rows.nbytes + (16 << 20)
+    assert 1 << 20 < max(sizes) <= 8 << 20
+
+
 @pytest.mark.parametrize("dim", [8, 1024])
 def test_the_budget_covers_what_the_file_takes_in_memory(dim: int) -> None:
     """The host's budget counts the arrays that say which slots of the file have rows.
@@ -204,6 +245,53 @@ def test_the_budget_covers_what_the_file_takes_in_memory(dim: int) -> None:
     assert index.bytes >= beside + 4000 * 4 * dim
     arenas = HostRowMemory.most_bytes_with(index, 0)
     assert index.most_bytes_with(0) == arenas + beside <= promised
+
+
+@pytest.mark.parametrize("dim", [1, 63, 64, 67, 1023, 1024])
+def test_no_width_of_rows_makes_large_blocks(dim: int) -> None:
+    """An empty table takes 18 blocks, and a call may wait until 16 of them have moved."""
+    table = on_disk(TableSpec("odd", "sparse", (dim,), make_rule("adam", {})))
+    index = table._index
+    assert isinstance(index, disk_rows.DiskRowMemory)
+    assert index._block * index._row <= 256 << 10
+    assert index._disk.made <= 6 << 20
+    assert 0 <= index.pad <= 12 * dim / 32
+
+
+@pytest.mark.parametrize("limit", [1 << 30, (1 << 30) + 12_345_678])
+def test_a_file_is_mapped_at_large_pages_of_memory(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """Linux on ARM may have pages of 64 KiB, and maps nothing between them."""
+    monkeypatch.setattr(mmap, "PAGESIZE", 1 << 16)
+    host, own = MemoryBudget(limit=limit), MemoryBudget(folder=os.environ["PSFLEET_DISK"])
+    index = SparseTable(TableSpec("odd", "sparse", (7,), SGD()), 2**20, 1, host, "disk", own)._index
+    assert isinstance(index, disk_rows.DiskRowMemory)
+    for arena in (index._disk, index._owners):
+        assert arena._near % (1 << 16) == 0 < arena._near
+
+
+def test_requests_that_linux_has_no_room_for_are_repeated(tmp_path: Path) -> None:
+    """Linux answers EAGAIN for want of memory; here for want of places for events. Or one by one."""
+    disk, size, count = DiskArena(8 << 20, 0, str(tmp_path), PAGE), PAGE, 1000
+    disk.grow(count * size)
+    disk._set_up_requests()
+    setup = disk._kernels.SETUP
+    if setup < 0:
+        pytest.skip("this processor makes requests one by one")
+    context = ctypes.c_long()
+    assert disk_arena._libc.syscall(setup, 1, ctypes.byref(context)) == 0
+    places = ctypes.c_uint.from_address(context.value + 4).value  # struct aio_ring: id, nr
+    if places > disk._kernels.AT_ONCE:
+        pytest.skip(f"a machine with so many processors has {places} places at least")
+    content, again = disk_rows._whole_pages(count * size), disk_rows._whole_pages(count * size)
+    at, sizes = np.arange(count) * size, np.full(count, size)
+    for disk._context in (context, ctypes.c_long()):
+        content[:] = np.random.default_rng(1).integers(0, 256, len(content), np.uint8)
+        again[:] = 0
+        assert disk.transfer(True, at, content.ctypes.data + at, sizes)
+        assert disk.transfer(False, at, again.ctypes.data + at, sizes)
+        assert again.tobytes() == content.tobytes()
 
 
 def test_where_rows_lie(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from psfleet.core.base.errors import LaneLost
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.net.shared_memory import MemoryHandle, SharedMemory
 from psfleet.core.net.v1.frame_pb2 import Header
-from psfleet_server.rpc.call_layout import CallLayout, CallPlan
+from psfleet_server.rpc.call_layout import CallLayout, CallPlan, CallPlanner, Plans
 
 _MOST_LAYOUTS = 32  # layouts kept for each worker
 
@@ -40,6 +40,7 @@ class _AttachedRegion:
         process: Pidfd of the worker, or -1 if the system has none.
         turn: Number of the last call in the memory.
         layouts: Layouts parsed for earlier calls, by the bytes of their segments.
+        plans: Plans of earlier calls.
     """
 
     memory: SharedMemory
@@ -48,6 +49,7 @@ class _AttachedRegion:
     process: int
     turn: int = 0
     layouts: dict[bytes, CallLayout] = field(default_factory=dict)
+    plans: Plans = field(default_factory=dict)
 
 
 class AttachedMemory:
@@ -144,7 +146,9 @@ class AttachedMemory:
             shared.turn = turn
             return shared.memory
 
-    def plan(self, worker: int, generation: int, layout: bytes) -> CallPlan | None:
+    def plan(
+        self, worker: int, generation: int, layout: bytes, planner: CallPlanner
+    ) -> CallPlan | None:
         """Return the plan that carries out calls with these layout bytes by addresses, or None.
 
         The caller notes the call's turn (its number in the shared memory) with `claim`.
@@ -153,8 +157,7 @@ class AttachedMemory:
         shared = self._shared.get(worker)
         if shared is None or shared.generation != generation:
             return None
-        call = shared.layouts.get(layout)
-        return None if call is None else call.plan
+        return planner.plan(shared.plans, (layout, 0), shared.memory)
 
     def claim(self, worker: int, generation: int, turn: int) -> bool:
         """Note the turn (the call's number in the shared memory) of a call that `plan` has a plan for.
@@ -178,10 +181,11 @@ class AttachedMemory:
                 shared.layouts[layout] = call
 
     def forget_layouts(self) -> None:
-        """Drop all layouts, because the tables have changed."""
+        """Drop all layouts and plans, because the tables have changed."""
         with self._lock:
             for shared in self._shared.values():
                 shared.layouts.clear()
+                shared.plans.clear()
 
     def drop(self, worker: int, before: int | None = None) -> None:
         """Unmap a worker's memory. Running calls keep the memory until they end.

@@ -8,7 +8,8 @@ with the same bytes it reuses one of three levels:
 2. `CallLayout`: the arrays are known. For tensors in shared memory the same views are used again; for tensors
   in the message, `_MessageLayout` makes new views at the known offsets;
 3. `CallPlan`: no arrays at all, kernels get addresses. Only `PlainCalls` uses it. A small call then takes 32
-  instead of 99 us of the server's CPU (docs/decisions/0033-plain-calls.md).
+  instead of 99 us of the server's CPU (docs/decisions/0033-plain-calls.md). A plan is made of the segments
+  themselves, because with several servers the numbers of ids, and so the bytes, differ from call to call.
 
 An entry may contain only information that follows from the segments. Everything that depends on values
 (repeated ids, space for new rows, the push's sequence) is checked in every call. Layouts in shared memory are
@@ -29,13 +30,14 @@ from psfleet.core.base.memory import content_address
 from psfleet.core.base.settings.kinds import Format
 from psfleet.core.engine.kernels.initial_values import address_of, floats_at
 from psfleet.core.engine.runtime_interface import Gradient, Read
+from psfleet.core.engine.schema.table import LARGEST
 from psfleet.core.engine.shard.shard_tables import ShardTables, Table
 from psfleet.core.engine.tables.dense import DenseTable
 from psfleet.core.engine.tables.row_update import PlacedRows
 from psfleet.core.net import frame, segments
 from psfleet.core.net.frame import ALIGNMENT, read_header
 from psfleet.core.net.segments import ELEMENTS, TensorRequest
-from psfleet.core.net.shared_memory import SharedMemory
+from psfleet.core.net.shared_memory import FIRST, SharedMemory
 from psfleet.core.net.v1.frame_pb2 import PRECISION_FLOAT32, Header, Outcome
 from psfleet.core.net.value_formats import CompressedValues
 
@@ -54,10 +56,12 @@ _LONGEST = 256 << 10
 # A plan prepares one reply for each pair of outcome and view number. A new view makes the earlier replies
 # useless.
 _MOST_OPENINGS = 8
-_Opening = tuple[bytes | bytearray, list[int], int]
-"""A prepared reply: the message to send, the offset or address of each read's values, and the total bytes."""
+_Opening = tuple[bytearray, list[int]]
+"""A prepared reply: the message to send, and the offset of each read's values in it."""
 # Layouts of all workers together. A training step needs a few, which its workers share.
 _MOST_LAYOUTS = 64
+# Plans kept for each worker's memory, and for all messages. A plan takes about 1 kB.
+_MOST_PLANS = 256
 # Longest payload in bytes whose layout is kept. For a longer payload, the time to parse segments is
 # negligible.
 _LONGEST_PARSED = 64 << 10
@@ -219,27 +223,25 @@ def _opening(
 class _TablePart:
     """Gradient or read of a planned call.
 
-    Offsets are relative to the payload; in shared memory they are addresses.
-
     Attributes:
         table: The table that is pushed or pulled.
         rows: Access to a sparse table's rows by address, or None for a dense table.
-        ids: Offset of the ids.
-        count: Number of ids.
-        values: Offset of a gradient's values; unused for a read.
+        count: Number of ids, or 0 for a dense table.
+        ids: Offset of the ids (see `CallPlan`).
+        values: Offset of a gradient's values, or of a read's values in the reply.
         rate: Learning rate of a gradient; unused for a read.
     """
 
     table: Table
-    rows: PlacedRows | None = None
-    ids: int = 0
-    count: int = 0
-    values: int = 0
-    rate: float = 0.0
+    rows: PlacedRows | None
+    count: int
+    ids: int
+    values: int
+    rate: float
 
 
 class CallPlan:
-    """Carries out any call of one known layout by addresses, without making an array.
+    """Carries out any call of one layout by addresses, without making an array.
 
     A plan stores offsets within the payload. Each call adds its base, the address of its own payload:
 
@@ -252,81 +254,94 @@ class CallPlan:
     move.
 
     A plan relies on its caller: the shard's lock is held from `fit` to the end of `apply`, `fit` has returned
-    True, and `version` equals the version of the tables.
+    True, and the tables have not changed since the plan was made.
 
     Attributes:
-        size: Bytes of the payload, or 0 if the tensors are in shared memory.
         gradient_bytes: Bytes of the gradients.
         pushes: True if the call has gradients.
         pulls: True if the call has reads.
-        version: Version of the tables that the plan was made for. Tables of another version may have moved in
-            memory, so the plan must not be used with them.
     """
 
     def __init__(
         self,
         tables: ShardTables,
-        request: TensorRequest,
-        room: PullResponse | None,
-        payload: memoryview,
+        rows: dict[int, PlacedRows | None],
+        layout: bytes,
+        memory: SharedMemory | None,
+        size: int,
     ) -> None:
-        """Make a plan from the first call of a layout.
+        """Make a plan from the encoded segments of a call.
+
+        The checks are those of `segments.read_request`, `ShardTables.check_gradient` and `lay_out_call`,
+        which report the errors. They are repeated here for numbers, because making arrays of a layout that is
+        new takes longer than the rest of a small call.
 
         Args:
             tables: The shard's tables.
-            request: Gradients and reads of that call.
-            room: Response of that call in shared memory, or None if its tensors are in the message.
-            payload: Payload of its message.
+            rows: Access to the rows of sparse tables, by key. The plan adds the tables that are missing.
+            layout: First part of the header, in which workers send the segments.
+            memory: Shared memory with the call's tensors, or None if they are in the message.
+            size: Bytes of the payload of the message.
 
         Raises:
-            PsfleetError: The call is invalid, for example a gradient has the wrong shape.
-            ValueError: The call is valid, but calls of this layout cannot be planned.
+            PsfleetError: The layout is damaged.
+            ValueError: Calls of this layout are invalid or need arrays.
         """
-        shapes = map(tables.shape_of, request.reads)
-        # 4 bytes a value, because only float32 has lasting layouts (`is_lasting`).
-        if room is None and 4 * sum(map(math.prod, shapes)) > _LONGEST:
-            raise ValueError("its response is long")
-        self.size = len(payload) if room is None else 0
-        self.gradient_bytes = request.gradient_bytes
-        self.pushes, self.pulls = bool(request.gradients), bool(request.reads)
-        self.version = tables.version
-        self._tables, self._asked = tables, request.reads
-        self._first = address_of(np.frombuffer(payload, np.uint8)) if room is None else 0
-        self._updates = [self._update(gradient) for gradient in request.gradients]
-        self._reads = [self._part(read.table, read.ids) for read in request.reads]
-        self._outs = [] if room is None else [address_of(values) for values in room.values]
-        # Shared memory is unmapped when its last array is collected. `AttachedMemory` drops its arrays as
-        # soon as the worker dies, which may be during a call: without these references the kernels would
-        # write to unmapped addresses. `_asked` keeps the ids of the reads.
-        self._lent = () if room is None else (*request.gradients, *room.values)
-        self._bytes = 0 if room is None else room.size
+        self._tables = tables
+        # Shared memory is unmapped when its last array is collected. `AttachedMemory` drops its own as soon
+        # as the worker dies, which may be during a call: without this reference the kernels would write to
+        # unmapped addresses.
+        self._memory = None if memory is None else memory.bytes
+        first = 0 if self._memory is None else address_of(self._memory)
+        limit, longest = (size, _LONGEST) if memory is None else (len(memory), frame.MAX_MESSAGE)
+        self.gradient_bytes = self._reply_bytes = at = 0
+        self._updates: list[_TablePart] = []
+        self._reads: list[_TablePart] = []
+        shapes: list[tuple[int, Format, tuple[int, ...]]] = []
+        header = read_header(layout)
+        _check(len(header.ListFields()) == 1)  # segments and nothing else
+        for segment in header.segments:
+            table, content, count = tables[segment.table], segment.content, segment.count
+            at = at + -at % ALIGNMENT if memory is None else segment.offset
+            is_read = content in (segments.IDS, segments.WHOLE)
+            _check(segment.precision == PRECISION_FLOAT32 and at % ALIGNMENT == 0)
+            if isinstance(table, DenseTable):
+                _check(
+                    content == segments.WHOLE or (content, count) == (segments.VALUES, table.count)
+                )
+                accessor, ids, pushed = None, 0, table.count
+                shape: tuple[int, ...] = (table.count,)
+            else:
+                if segment.table not in rows:
+                    rows[segment.table] = table.placed()
+                accessor, ids, pushed = rows[segment.table], count, count * table.spec.push_width
+                shape = count, table.spec.dim
+                _check(accessor is not None and count <= _MOST_IDS)
+                _check(content in (segments.IDS, segments.ID_ROWS))
+            values = at + 8 * ids
+            end = values if is_read else values + 4 * pushed
+            _check(end <= limit)
+            if is_read:
+                values, length = segment.reply, 4 * math.prod(shape)
+                if memory is not None:
+                    _check(values % _WORD == 0 and FIRST <= values <= limit - length)
+                self._reply_bytes += length
+                shapes.append((segment.table, "float32", shape))
+            else:
+                _check(not shapes and abs(segment.learning_rate) <= LARGEST)
+                _check(all(part.table is not table for part in self._updates))
+                table.spec.rule.scalars(segment.learning_rate, 1)  # some rules refuse a rate of 0
+                self.gradient_bytes += end - at
+            rate = segment.learning_rate
+            part = _TablePart(table, accessor, ids, first + at, first + values, rate)
+            (self._reads if is_read else self._updates).append(part)
+            at = end
+        _check(
+            self._reply_bytes <= longest and (memory is not None or at + -at % ALIGNMENT >= size)
+        )
+        self.pushes, self.pulls = bool(self._updates), bool(self._reads)
+        self._shapes = tuple(shapes)
         self._openings: dict[tuple[Outcome, int], _Opening] = {}
-
-    def _place(self, array: NDArray[Any]) -> int:
-        offset = address_of(array) - self._first
-        if self.size and not 0 <= offset <= self.size - array.nbytes:
-            # The array is not in the payload, so it is a copy, for example of an unaligned array. Later calls
-            # would need new copies.
-            raise ValueError("it is a copy")
-        return offset
-
-    def _part(self, key: int, ids: NDArray[np.int64] | None) -> _TablePart:
-        table = self._tables[key]
-        if isinstance(table, DenseTable):
-            if ids is not None:
-                raise ValueError("it has positions")
-            return _TablePart(table)
-        rows = None if ids is None or len(ids) > _MOST_IDS else table.placed()
-        if ids is None or rows is None:
-            raise ValueError("its table needs arrays")
-        return _TablePart(table, rows, self._place(ids), len(ids))
-
-    def _update(self, gradient: Gradient) -> _TablePart:
-        # Once for all calls: it checks shapes and the learning rate, which are part of the layout.
-        self._tables.check_gradient(gradient)
-        part = self._part(gradient.table, gradient.ids)
-        part.values, part.rate = self._place(gradient.values), gradient.learning_rate
-        return part
 
     def fit(self, base: int) -> bool:
         # Checks all gradients before `apply` changes the first table: a push must take effect whole or not at
@@ -357,48 +372,95 @@ class CallPlan:
         The caller needs no lock: each table is read under its own lock, as in any other pull. The plan keeps
         its tables alive, so a table that was replaced meanwhile can still be read.
         """
-        # No lock either: if two threads prepare the same reply, either one is good.
-        opening, outs, size = self._openings.get((outcome, view)) or self._open(outcome, view)
-        # bytes() copies a bytearray (values in the message) but not a bytes object (values in shared memory).
-        # No other thread has the copy yet, so the kernels may write into it although bytes are immutable.
-        message = bytes(opening)
-        payload_address = content_address(message) if self.size else 0
-        for part, out in zip(self._reads, outs, strict=True):
+        # No lock for `_openings` either: if two threads prepare the same reply, either one is good.
+        if self._memory is not None:
+            message = placed(outcome, view)
+            outs, size = None, self._reply_bytes + len(message)
+        else:
+            opening, outs = self._openings.get((outcome, view)) or self._open(outcome, view)
+            # No other thread has this copy yet, so the kernels may write into it although bytes are
+            # immutable.
+            message, size = bytes(opening), len(opening)
+        first = 0 if outs is None else content_address(message)
+        for number, part in enumerate(self._reads):
+            out = part.values if outs is None else first + outs[number]
             if part.rows is not None:
-                part.rows.pull(base + part.ids, part.count, payload_address + out)
+                part.rows.pull(base + part.ids, part.count, out)
             else:
                 table = cast("DenseTable", part.table)
-                table.pull_into(floats_at(payload_address + out, table.count))
+                table.pull_into(floats_at(out, table.count))
         return message, size
 
     def _open(self, outcome: Outcome, view: int) -> _Opening:
         """Prepare the reply for this outcome of a push and this number of a view (membership)."""
-        if self.size:
-            header = Header(outcome=outcome, view=view)
-            response = lay_out(header, self._asked, self._tables.shape_of)
-            first = content_address(response.message)
-            outs = [address_of(values) - first for values in response.values]
-            opening: _Opening = bytearray(response.message), outs, response.size
-        else:
-            message = placed(outcome, view)
-            opening = message, self._outs, self._bytes + len(message)
+        header = Header(outcome=outcome, view=view)
+        opening, rooms, size = _opening(header.SerializeToString(), self._shapes)
+        outs = [len(opening) + start for start, _, _ in rooms]
         if len(self._openings) >= _MOST_OPENINGS:
             self._openings.clear()
-        self._openings[outcome, view] = opening
-        return opening
+        prepared = self._openings[outcome, view] = bytearray(opening + bytes(size)), outs
+        return prepared
 
 
-def plan_of(
-    tables: ShardTables, request: TensorRequest, room: PullResponse | None, payload: memoryview
-) -> CallPlan | None:
-    """Return a plan that carries out calls like this one by addresses, without making arrays.
+def _check(is_plain: bool) -> None:
+    """Raise ValueError for a segment that is invalid or needs arrays."""
+    if not is_plain:
+        raise ValueError
 
-    Returns None if such calls need arrays or are invalid.
+
+class CallPlanner:
+    """Makes the plans of calls, and keeps those of calls that carry their tensors in the message.
+
+    Any thread may call under the shard's lock.
     """
-    try:
-        return CallPlan(tables, request, room, payload)
-    except (PsfleetError, ValueError):
-        return None
+
+    def __init__(self) -> None:
+        self._tables: ShardTables | None = None
+        self._version = 0
+        self._rows: dict[int, PlacedRows | None] = {}
+        self._plans: Plans = {}
+
+    def renew(self, tables: ShardTables) -> bool:
+        """Forget everything if the tables have changed since the last call. Returns True in this case.
+
+        Plans contain addresses of tables, so a change of the tables invalidates all plans.
+        """
+        if self._tables is tables and self._version == tables.version:
+            return False
+        self._tables, self._version, self._rows, self._plans = tables, tables.version, {}, {}
+        return True
+
+    def plan_message(self, layout: bytes, size: int) -> CallPlan | None:
+        """Return the plan for calls with these segments and a payload of `size` bytes, or None."""
+        return self.plan(self._plans, (layout, size), None)
+
+    def plan(
+        self, plans: "Plans", key: tuple[bytes, int], memory: SharedMemory | None
+    ) -> CallPlan | None:
+        """Return the plan for calls of a layout, from these plans or a new one that is added to them.
+
+        Returns None if such calls need arrays or are invalid.
+
+        Args:
+            plans: Plans of earlier calls with the same memory.
+            key: Encoded segments, and the bytes of the payload.
+            memory: Shared memory with the call's tensors, or None if they are in the message.
+        """
+        assert self._tables is not None
+        plan = plans.get(key)
+        if plan is None:
+            try:
+                plan = CallPlan(self._tables, self._rows, key[0], memory, key[1])
+            except (PsfleetError, ValueError):
+                return None
+            if len(plans) >= _MOST_PLANS:
+                plans.clear()
+            plans[key] = plan
+        return plan
+
+
+Plans = dict[tuple[bytes, int], CallPlan]
+"""Plans by the encoded segments and the bytes of the payload, which are 0 in shared memory."""
 
 
 @dataclass(slots=True)
@@ -409,12 +471,10 @@ class CallLayout:
         tensors: Gradients and reads. Calls with equal segments share this object, so do not change it.
         room: Response laid out in the worker's shared memory, or None if its values go into the message.
             Calls share it too: take a copy with `PullResponse.again`.
-        plan: Plan for later calls with these segments, or None if they cannot be planned.
     """
 
     tensors: TensorRequest
     room: PullResponse | None = None
-    plan: CallPlan | None = None
 
 
 class MessageLayouts:
@@ -430,37 +490,22 @@ class MessageLayouts:
 
     def known(self, header: Header, layout: bytes, payload: memoryview) -> CallLayout | None:
         """Return the layout of a call whose segments have these bytes, or None if the bytes are new."""
-        # A plan or layout in shared memory depends on the worker, and is kept in `AttachedMemory`.
+        # A layout in shared memory depends on the worker, and is kept in `AttachedMemory`.
         known = self._layouts.get(layout)
         # The segments do not give the length of the payload, and a shorter one would be read beyond its end.
         if known is None or known.size != len(payload) or header.HasField("lane"):
             return None
         return CallLayout(known.over(payload))
 
-    def plan(self, layout: bytes, size: int) -> CallPlan | None:
-        """Return the plan for calls with these segments and a payload of `size` bytes, or None."""
-        known = self._layouts.get(layout)
-        return None if known is None or known.size != size else known.plan
-
-    def keep(
-        self,
-        layout: bytes,
-        payload: memoryview,
-        tensors: TensorRequest,
-        plan: CallPlan | None = None,
-    ) -> None:
+    def keep(self, layout: bytes, payload: memoryview, tensors: TensorRequest) -> None:
         """Keep a call's layout for later calls with the same segments."""
-        # A call without a payload has no tensors to find. Its plan's `size` of 0 would mean shared memory.
+        # A call without a payload has no tensors to find.
         if 0 < len(payload) <= _LONGEST_PARSED:
             # If the number of ids changes in each step, layouts never repeat and would fill any cache.
             # Layouts that do repeat are added again by the next step.
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.clear()
-            self._layouts[layout] = _MessageLayout(payload, tensors, plan)
-
-    def forget(self) -> None:
-        """Drop all layouts, because the tables have changed and plans hold their addresses."""
-        self._layouts.clear()
+            self._layouts[layout] = _MessageLayout(payload, tensors)
 
 
 class _MessageLayout:
@@ -472,13 +517,11 @@ class _MessageLayout:
 
     Attributes:
         size: Bytes of the payload.
-        plan: Plan for calls of this layout, or None if they need arrays.
     """
 
-    def __init__(self, payload: memoryview, tensors: TensorRequest, plan: CallPlan | None) -> None:
+    def __init__(self, payload: memoryview, tensors: TensorRequest) -> None:
         # Counted, not taken from addresses: an unaligned array of the first call is a copy somewhere else.
         self.size = len(payload)
-        self.plan = plan
         at = 0
 
         def next_place(array: NDArray[Any]) -> _Place:

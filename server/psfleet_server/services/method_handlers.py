@@ -78,7 +78,7 @@ def tensor_methods(host: ShardHost) -> dict[str, MeasuredMethod]:
     shard, times = ShardService(host), host.latencies
     pulls = times.of("pull", "Time to answer a pull, with waiting")
     exchanges = times.of("exchange", "Time to answer a push with the pull behind it")
-    plain = PlainCalls(host, shard.layouts, pulls, exchanges)
+    plain = PlainCalls(host, pulls, exchanges)
     traces = (
         host.tracing is not None
     )  # plain calls make no spans, so with tracing pushes take the other way

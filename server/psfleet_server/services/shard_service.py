@@ -51,10 +51,10 @@ from psfleet.core.net.worker_requests import read_join, read_leave, read_push, r
 from psfleet_server.engine.shard_host import OUTCOMES, ShardHost
 from psfleet_server.rpc.call_layout import (
     CallLayout,
+    CallPlanner,
     MessageLayouts,
     is_lasting,
     lay_out_call,
-    plan_of,
     push_response,
 )
 from psfleet_server.rpc.replies import DeferredReply, encoded, parsed
@@ -70,16 +70,15 @@ _MOST_EVICTIONS = 1 << 20  # most ids in a reply to Evictions
 class PlainCalls:
     """Fast path for small pushes and pulls: takes a request's bytes, and returns the reply's bytes or None.
 
-    A call is plain if its layout is known and the call needs no log record, no standby, no snapshot under
-    way, no round and no waiting. For any other call the result is None, nothing has changed, and
-    `ShardService` must handle the call. So every check comes before the first change. An invalid call gives
-    None too, and `ShardService` then raises the error.
+    A call is plain if its tensors can be used by address, and the call needs no log record, no standby, no
+    snapshot under way, no round and no waiting. For any other call the result is None, nothing has changed,
+    and `ShardService` must handle the call. So every check comes before the first change. An invalid call
+    gives None too, and `ShardService` then raises the error.
 
     Any thread may call. The request's buffer must stay alive during the call, because kernels read it by
     address.
 
     Args:
-        layouts: Layouts of calls that carry their tensors in the message.
         pulls: Histogram of the time from each pull to its reply.
         exchanges: Histogram of the time from each exchange to its reply.
 
@@ -90,17 +89,13 @@ class PlainCalls:
     """
 
     def __init__(
-        self,
-        host: ShardHost,
-        layouts: MessageLayouts,
-        pulls: LatencyHistogram,
-        exchanges: LatencyHistogram,
+        self, host: ShardHost, pulls: LatencyHistogram, exchanges: LatencyHistogram
     ) -> None:
         self.push = partial(self._take, True, False, None)
         self.pull = partial(self._take, False, True, pulls)
         self.exchange = partial(self._take, True, True, exchanges)
         self._host = host
-        self._layouts = layouts
+        self._planner = CallPlanner()
         kernels = static_kernels("plain_call")
         self._read, self._loss = kernels.read, kernels.LOSS
         # The kernel `read` writes the header's fields here, as int64. The loss is a double, so the same bytes
@@ -127,30 +122,34 @@ class PlainCalls:
             (
                 layout, layout_end, worker, incarnation, sequence, samples, has_loss, _, clock, leases,
                 lease_samples, skipped, progress, progress_end, has_lane, generation, turn, payload,
-                cut, cut_after,
+                cut, cut_after, addressed, addressed_end,
             ) = self._words.tolist()
             # fmt: on
             # Tensors are either in shared memory (a lane, no payload), and the plan has addresses, or in the
             # payload, and the plan has offsets from `base`. ShardService handles any other combination.
-            known, plan, base = request[layout:layout_end], None, 0
+            encoded_segments, plan, base = request[layout:layout_end], None, 0
+            planner = self._planner
+            if planner.renew(shard.tables):
+                host.lanes.forget_layouts()
             if has_lane and not payload:
                 generation &= _UNSIGNED  # the kernel's int64 back to the message's fixed64
-                plan = host.lanes.plan(worker, generation, known)
-            elif payload and not has_lane:
-                plan, base = self._layouts.plan(known, size - payload), address + payload
+                plan = host.lanes.plan(worker, generation, encoded_segments, planner)
+            elif payload and not (has_lane or payload % frame.ALIGNMENT):
+                plan = planner.plan_message(encoded_segments, size - payload)
+                base = address + payload
             if plan is None or plan.pushes != pushes or plan.pulls != pulls:
-                return None
-            if plan.version != shard.tables.version:
-                # Plans contain addresses of tables, so a change of the tables invalidates all plans.
-                self._layouts.forget()
-                host.lanes.forget_layouts()
                 return None
             if pushes:
                 loss = self._losses[self._loss] if has_loss else None
                 position = (leases, lease_samples) if leases or lease_samples else None
                 try:
                     text = request[progress:progress_end].decode() if progress else ""
-                except UnicodeDecodeError:
+                    lasts = (
+                        frame.read_header(request[addressed:addressed_end]).addressed
+                        if addressed
+                        else ()
+                    )
+                except (UnicodeDecodeError, FrameError):
                     return None
                 marked = (cut, cut_after) if cut else None
                 push = Push(
@@ -165,6 +164,7 @@ class PlainCalls:
                     position=position,
                     progress=text,
                     skipped=skipped,
+                    addressed=tuple(lasts),
                 )
             if pulls:
                 pull = Pull(worker, incarnation, (), 0, clock)
@@ -206,14 +206,11 @@ class ShardService:
     A method takes the request's bytes and returns the reply's bytes. A method whose reply may have to wait
     takes a `DeferredReply` as well and returns nothing. A PsfleetError that a method raises becomes the error
     of the call.
-
-    Attributes:
-        layouts: Layouts of calls that carry their tensors in the message, shared with `PlainCalls`.
     """
 
     def __init__(self, host: ShardHost) -> None:
         self._host = host
-        self.layouts = MessageLayouts()
+        self._layouts = MessageLayouts()
 
     def push(self, request: bytes) -> bytes:
         header, call = self._open(request)
@@ -278,7 +275,7 @@ class ShardService:
         # Segments in the second part would add to those of the layout. Then the whole header must be parsed.
         if layout and not header.segments:
             call = (
-                self.layouts.known(header, layout, payload)
+                self._layouts.known(header, layout, payload)
                 if payload
                 else lanes.known(header, layout)
             )
@@ -287,12 +284,10 @@ class ShardService:
             memory = lanes.of(header)
             content = payload if memory is None else memory.bytes
             tensors = segments.read_request(header, content, self._spec_of)
-            tables = self._host.shard.tables
-            call = lay_out_call(tensors, memory, tables.shape_of)
+            call = lay_out_call(tensors, memory, self._host.shard.tables.shape_of)
             if layout and is_lasting(layout, header):
-                call.plan = plan_of(tables, tensors, call.room, payload)
                 if memory is None:
-                    self.layouts.keep(layout, payload, tensors, call.plan)
+                    self._layouts.keep(layout, payload, tensors)
                 else:
                     lanes.keep(header, layout, call)
         if call.room is not None:

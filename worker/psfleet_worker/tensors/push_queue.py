@@ -110,7 +110,9 @@ class FleetPull:
             for read, values in zip(self._split_reads, self._found, strict=True):
                 arrays.append(read.join(values))
             self._found = None
-            for request in self._requests:
+            # In reverse: freed places are taken last in, first out, so that the next step's request to each
+            # server gets the same place again, and its segments have the same bytes.
+            for request in reversed(self._requests):
                 request.close()
         return self.joined
 
@@ -352,8 +354,9 @@ class PushQueue:
             with self.lock:
                 self._under_way.popleft()
                 self._bytes -= oldest.bytes
-            # Only now, when no server reads the shared memory of the push any longer.
-            for request in oldest.requests:
+            # Only now, when no server reads the shared memory of the push any longer. In reverse as in
+            # FleetPull.join.
+            for request in reversed(oldest.requests):
                 request.close()
         if refusals:
             raise joined_refusals(refusals)

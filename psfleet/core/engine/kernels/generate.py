@@ -128,6 +128,7 @@ def sparse_kernels(
     scores: int = 0,
     has_frequency: bool = False,
     precision: RowPrecision = "float32",
+    pad: int = 0,
 ) -> ModuleType:
     """Return the module with the kernel `push`, or `rest`, that updates rows of a sparse table by this rule.
 
@@ -141,6 +142,7 @@ def sparse_kernels(
             many behind each gradient, which are added to those of the row.
         has_frequency: True if a float32 behind the scores is the row's frequency, which is 1 in a new row.
         precision: Format of the weights and the state in memory.
+        pad: Unused bytes behind each row.
     """
     text, form = RuleSource(rule, l1, l2, dim), RowFormat(rule, dim, precision)
     kernel = "push.txt" if not rests else "rest.txt" if form.plain else "rest_packed.txt"
@@ -156,7 +158,7 @@ def sparse_kernels(
             dim=dim,
             scores=scores,
             place=form.words,
-            stride=4 * (form.words + scores + has_frequency),
+            stride=4 * (form.words + scores + has_frequency) + pad,
             load_scalars=text.load_scalars(),
             **parts,
         ),

@@ -91,10 +91,10 @@ LARGEST_DIRECTORY = 8
 # All rows of one server have similar values there, so these bits would not spread rows over lines. The 23
 # bits and the 8 of the segment make a fraction of 31 bits, the longest whose position fits into 64 bits.
 _LOW = 23
-# FULL of tables that grow, and of tables that are only read. At 23 / 32 = 72 %, 6 % of all entries are
+# FULL of tables that grow, and of tables that are only read. At 23 / 32 = 72 %, 5 % of all entries are
 # outside their home line (decision 3). A table that is only read saves memory at 28 / 32: its index takes 26
-# bytes a row instead of 32. In return 9 % of its entries are outside their home line, and a look-up takes
-# 14 ns instead of 12.
+# bytes a row instead of 32. In return 8 to 9 % of its entries are outside their home line, and a look-up
+# takes 14 ns instead of 12.
 FULL_TO_CHANGE, FULL_TO_READ = 23, 28
 # Rows for each chunk. With fewer rows, hashes are too similar for splits to help, and chunks are enlarged
 # instead. Random ids stay above this number: their chunks have 460 rows or more on average.

@@ -38,6 +38,7 @@ Ids = NDArray[np.int64]
 _log = log_of(__name__)
 
 PAGE = 4096
+"""Unit of transfers past the page cache, in bytes. Pages of memory may be larger (`mmap.PAGESIZE`)."""
 LEAST = 4 << 20
 """Bytes of rows that each table on disk may always hold in memory, even if memory is short."""
 _LEAST_GROWTH = 1 << 20  # a file grows by at least 1 MiB
@@ -159,9 +160,9 @@ class DiskArena(Arena):
             writes: True to write, False to read.
             offsets: Offset of each range in the file: int64 [n].
             places: Address of each range in memory: int64 [n].
-            sizes: Bytes of each range: whole pages. Offsets and addresses are then multiples of the page
-                size. None for ranges of one row each at any offset and address; these are read through page
-                buffers.
+            sizes: Bytes of each range: whole pages, less than 2 GiB, because Linux moves no more at once.
+                Offsets and addresses are then multiples of the page size. None for ranges of one row each at
+                any offset and address; these are read through page buffers unless a row consists of pages.
 
         Returns:
             True if all requests succeeded.
@@ -169,10 +170,10 @@ class DiskArena(Arena):
         if not len(self._work):
             self._set_up_requests()
         work, pages = self._places
+        if sizes is not None or self._row % PAGE == 0:
+            pages = 0  # no page buffers: the ranges are aligned
         if sizes is None:
             sizes = np.full(len(offsets), self._row, np.int64)
-        else:
-            pages = 0  # no page buffers: the ranges are aligned
         where = self._context.value, self._direct, int(writes)
         count = self._kernels.transfer(*where, offsets, sizes, places, work, pages)
         return bool(count == len(offsets))
@@ -259,7 +260,7 @@ class MappedRowMemory(HostRowMemory):
 
     def _size(self, new_rows: int) -> int:
         """Return the bytes of all rows after adding `new_rows` rows, which use the free slots first."""
-        return (self.next_slot + max(new_rows - self.free, 0)) * self._width * 4
+        return (self.next_slot + max(new_rows - self.free, 0)) * self._row
 
     @override
     def grow(self, more: int) -> None:
@@ -275,6 +276,17 @@ class MappedRowMemory(HostRowMemory):
         # pages if the budget has no memory for all of them.
         if available is not None and self._disk.made > available:
             self._disk.drop()
+
+
+def row_pad(spec: TableSpec) -> int:
+    """Return the bytes that a table on disk leaves unused behind each row, for blocks of up to 64 pages.
+
+    These are 0 if every push updates all rows, which are then not moved by blocks.
+    """
+    # Rows fill whole pages after at most 64 pages if each begins at a multiple of a power of two that is at
+    # least 1/64 of its length. So less than 1/32 is unused, and nothing in rows of up to 256 bytes.
+    row = PackedRows(spec).width * 4
+    return 0 if spec.every_row else -row % min(1 << (-(-row // 64) - 1).bit_length(), PAGE)
 
 
 def block_rows(row: int) -> int:

@@ -19,6 +19,7 @@ its rows. An I/O error therefore ends the process (`end_for`). All methods run u
 docs/decisions/0030-rows-on-disk.md has the reasons and the measurements.
 """
 
+import mmap
 import time
 from collections.abc import Iterator
 
@@ -44,7 +45,14 @@ from psfleet.core.engine.kernels.initial_values import address_of
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.tables.arena import Arena
 from psfleet.core.engine.tables.budget import MemoryBudget
-from psfleet.core.engine.tables.disk_arena import LEAST, PAGE, DiskArena, block_rows, end_for
+from psfleet.core.engine.tables.disk_arena import (
+    LEAST,
+    PAGE,
+    DiskArena,
+    block_rows,
+    end_for,
+    row_pad,
+)
 from psfleet.core.engine.tables.host_rows import HostRowMemory, HostScores
 from psfleet.core.engine.tables.row_data import PackedRows
 from psfleet.core.engine.tables.row_memory import ROW_BYTES, DiskTraffic, Keys, Listed, clear_bits
@@ -54,11 +62,13 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _BESIDE = 9  # further bytes for each row in memory: 8 for its id, 1 for its use count
-# No other values of the four numbers below have been measured.
+# No other values of the numbers below have been measured.
 _PART = 16  # 1/16 of the slots in memory is kept free for the rows of the next call
-_AT_ONCE = 4096  # rows that are written to the file together; 768 KiB of rows of 192 bytes
-# Free blocks that are kept back, since compaction writes before it frees. With 4 it may fill 3. It needs 2: a
-# third of the file is empty, so that the rows of the 3 emptiest blocks fit into 2.
+# Rows that are read or written together: 768 KiB of rows of 192 bytes, and no more than _MOST_BYTES of wide
+# rows, because their buffers are beside the memory that the budget counts.
+_AT_ONCE, _MOST_BYTES = 4096, 4 << 20
+# Free blocks that are kept back, since compaction writes before it frees. It may fill all of them. It
+# needs 2: a third of the file is empty, so that the rows of the 3 emptiest blocks fit into 2.
 _SPARE = 4
 # Blocks that compaction sorts to find the emptiest. To sort all blocks of a large file would keep a call
 # waiting.
@@ -86,20 +96,24 @@ class DiskRowMemory(HostRowMemory):
     ) -> None:
         self.paging = self._traffic = DiskTraffic()
         self._own, self._table = own, spec.name
-        width = PackedRows(spec).width
-        self._row, self._block = width * 4, block_rows(width * 4)
+        width, pad = PackedRows(spec).width, row_pad(spec)
+        self._row = width * 4 + pad
+        self._block = block_rows(self._row)
+        self._at_once = max(min(_AT_ONCE, _MOST_BYTES // self._row), 1)
         self._default = available_memory() // 2  # of a server without a limit (docs/tables.md)
         # First slot in the file. Memory has 4 Mi slots beyond what the limit allows: the rows of one call
         # are read into memory before other rows leave it. So a push may add some millions of ids (`grow`
-        # refuses more). Slots take no memory until they are used. Multiples of 1024 slots fill whole pages.
+        # refuses more). Slots take no memory until they are used. The file is mapped behind them, so they
+        # must fill whole pages (of up to 64 KiB on ARM): as many slots as a page has words do, for any row.
         slots = (host.limit or self._default) // (self._row + _BESIDE) + (1 << 22)
         # At most half of the slot numbers, which have 32 bits, so that the file gets the other half.
-        self._far = min(-(-slots // 1024) * 1024, 1 << 31)
+        words = mmap.PAGESIZE // 4
+        self._far = min(-(-slots // words) * words, 1 << 31)
         # A slot number has 32 bits, and the file has 3 slots for 2 rows and some blocks more (see _blocks).
         # With as many rows as this, that is less than 2 slots for each.
         row_limit = min(max_rows, (2**32 - 2 - self._far) // 2)
         # No marks: rules that update every row have a MappedRowMemory.
-        super().__init__(width, row_limit, False, spec.entry is not None, host.only_reads)
+        super().__init__(width, row_limit, False, spec.entry is not None, host.only_reads, pad)
         assert isinstance(self._rows, DiskArena)
         self._disk = self._rows
         self._moves = static_kernels("disk_rows")
@@ -310,9 +324,9 @@ class DiskRowMemory(HostRowMemory):
         if over > 0:
             # Move many rows if any must move: rows in neighbouring blocks are written by one request. But no
             # more than 2048, so that a call that needs little room does not wait for a large write.
-            over = max(over, min(self._limit // _PART, _AT_ONCE // 2))
+            over = max(over, min(self._limit // _PART, self._at_once // 2))
         while over > 0:
-            slots = np.empty(min(over, _AT_ONCE), np.int64)
+            slots = np.empty(min(over, self._at_once), np.int64)
             count = self._moves.sweep(self.address, self._uses, len(slots), slots, self._counts)
             # Every row is chosen at last, except rows that were added without `_note_new_rows`, as by an
             # interrupted call.
@@ -341,10 +355,9 @@ class DiskRowMemory(HostRowMemory):
         Rows in slots behind the limit move to the file, even those in use, so that the end of the memory is
         unused.
         """
-        # A limit of one row, which only tests have, works as well as 2.
-        first, end = max(self._limit, 2), int(self._words[NEXT_SLOT])
-        for start in range(first, end, _AT_ONCE):
-            self._move_to_file(np.arange(start, min(start + _AT_ONCE, end)))
+        first, end = self._limit, int(self._words[NEXT_SLOT])
+        for start in range(first, end, self._at_once):
+            self._move_to_file(np.arange(start, min(start + self._at_once, end)))
         self._moves.chain(self.address, super().free_slots(), first)
         self._uses[first:end] = self._moves.FREE
         self._disk.release_behind(first * self._row)
@@ -364,7 +377,7 @@ class DiskRowMemory(HostRowMemory):
             view.keep(ids)
         size = self._block * self._row
         pages = _whole_pages(len(blocks) * size)
-        pages[: rows.nbytes] = rows.reshape(-1).view(np.uint8)
+        self._rows_in(pages)[: len(rows)] = rows
         # Neighbouring blocks form a run, which is written by one request: find where the runs start. The
         # first block is compared with -2, because -1 would be a neighbour of block 0.
         first = np.flatnonzero(np.diff(blocks, prepend=-2) != 1)
@@ -407,7 +420,7 @@ class DiskRowMemory(HostRowMemory):
         max_blocks = max(_SPARE * _SPARE, (1 << 20) // size)
         blocks = window[np.argsort(self._held[window], kind="stable")[:max_blocks]]
         counts = -(-np.cumsum(self._held[blocks]) // self._block)
-        gains = (np.arange(1, len(blocks) + 1) - counts)[counts < len(free)]
+        gains = (np.arange(1, len(blocks) + 1) - counts)[counts <= len(free)]
         if not len(gains) or gains.max() <= 0:
             self._hand = (self._hand + _WINDOW) % len(self._held)
             return
@@ -418,7 +431,7 @@ class DiskRowMemory(HostRowMemory):
         self._check_transfer(self._disk.transfer(False, blocks * size, block_addresses, sizes))
         slots = self._slots(blocks)
         occupied = self._there[slots] != 0
-        rows = pages.view(np.float32).reshape(len(slots), -1)[occupied]
+        rows = self._rows_in(pages)[occupied]
         self._write(free[: counts[count - 1]], self._ids[self._far + slots[occupied]], rows)
 
     def _check_transfer(self, success: bool) -> None:
@@ -438,14 +451,13 @@ class DiskRowMemory(HostRowMemory):
 
     @override
     def remove(self, ids: Ids) -> int:
-        # For all ids at once. The two calls of HostRowMemory.remove find nothing left to copy.
-        self.keep(ids)
         slots = self.locate(ids)[0]
         in_file = slots >= self._far
         file_slots = np.unique(slots[in_file]) - self._far
         # The kernel links each freed slot into the free list by the first word of its row, but slots of the
         # file do not belong in that list. With a stride of 0 all these links are written to row 0, which no
-        # id has, so the file is not touched. Afterwards the old head of the list is restored.
+        # id has, so the file is not touched. Afterwards the old head of the list is restored. Images that
+        # copy the rows meanwhile read only the file, which needs no stride.
         free, self._d[STRIDE] = self._words[FREE_ROW], 0
         count = super().remove(ids[in_file])
         self._d[[FREE_ROW, STRIDE]] = free, self._row
@@ -467,7 +479,7 @@ class DiskRowMemory(HostRowMemory):
         bits[:words] = 2**64 - 1
         beyond = np.arange(end, words * 64)
         clear_bits(bits, np.concatenate([super().free_slots(), beyond, [0]]))
-        # The file's bits begin at a whole word, because `_far` is a multiple of 1024.
+        # The file's bits begin at a whole word, because `_far` is a multiple of 1024 or more.
         in_file = np.packbits(self._there, bitorder="little")
         bits[self._far // 64 :].view(np.uint8)[: len(in_file)] = in_file
         return bits
@@ -492,28 +504,40 @@ class DiskRowMemory(HostRowMemory):
 
     @override
     def gather(self, slots: Ids) -> Floats:
-        in_file = np.flatnonzero(slots >= self._far)
-        if not len(in_file):
+        if not (slots >= self._far).any():
             return super().gather(slots)
+        # In parts, so that the buffers beside the result stay small, and in the order of the file.
         rows = np.empty((len(slots), self._width), np.float32)
-        near = slots < self._far
-        rows[near] = super().gather(slots[near])
-        file_positions = slots[in_file] - self._far
-        first, end = int(file_positions.min()), int(file_positions.max()) + 1
+        order = np.argsort(slots)
+        for start in range(0, len(order), self._at_once):
+            part = order[start : start + self._at_once]
+            near, in_file = np.split(part, [np.searchsorted(slots[part], self._far)])
+            rows[near] = super().gather(slots[near])
+            if len(in_file):
+                rows[in_file] = self._gather_from_file(slots[in_file] - self._far)
+        return rows
+
+    def _gather_from_file(self, slots: Ids) -> Floats:
+        """Return copies of the rows at these positions in the file, ascending: float32 [n, width]."""
+        first, end = int(slots[0]), int(slots[-1]) + 1
         # If at least half of the range is needed, as when a snapshot scans the table, read the whole range at
         # once.
-        if end - first <= 2 * len(file_positions):
+        if end - first <= 2 * len(slots):
             start = first * self._row // PAGE * PAGE
-            size = -(-(end * self._row - start) // PAGE) * PAGE
+            size = -(-end * self._row // PAGE) * PAGE - start
             pages = _whole_pages(size)
             where = np.array([[start], [address_of(pages)], [size]], np.int64)
             self._check_transfer(self._disk.transfer(False, *where))
             part = pages[first * self._row - start :][: (end - first) * self._row]
-            rows[in_file] = part.view(np.float32).reshape(end - first, -1)[file_positions - first]
-        else:
-            to = address_of(rows) + in_file * self._row
-            self._check_transfer(self._disk.transfer(False, file_positions * self._row, to))
-        return rows
+            return self._rows_in(part)[slots - first]
+        content = _whole_pages(len(slots) * self._row)
+        row_addresses = address_of(content) + np.arange(len(slots)) * self._row
+        self._check_transfer(self._disk.transfer(False, slots * self._row, row_addresses))
+        return self._rows_in(content)
+
+    def _rows_in(self, content: NDArray[np.uint8]) -> Floats:
+        """Return a view of the rows in bytes of the file, without their padding: float32 [n, width]."""
+        return content.view(np.float32).reshape(-1, self._row // 4)[:, : self._width]
 
     @override
     def scores(self, spec: TableSpec, place: int) -> HostScores:

@@ -80,10 +80,17 @@ class HostRowMemory(RowStore):
     Attributes:
         address: Address of the descriptor, for kernels. Code that changes rows through this address calls
             `keep` first, so that snapshots in progress copy the old rows.
+        pad: Unused bytes behind each row.
     """
 
     def __init__(
-        self, width: int, max_rows: int, marks: bool, removes: bool = True, only_read: bool = False
+        self,
+        width: int,
+        max_rows: int,
+        marks: bool,
+        removes: bool = True,
+        only_read: bool = False,
+        pad: int = 0,
     ) -> None:
         """Reserve address space for `max_rows` rows, or for fewer rows if too little is left.
 
@@ -94,6 +101,7 @@ class HostRowMemory(RowStore):
             removes: Load the removal kernels now instead of at the first removal. With an empty kernel cache
                 they take a quarter of all compile time.
             only_read: Rows are written once and then only read, so the index may be filled more densely.
+            pad: Unused bytes behind each row.
 
         Raises:
             UsageError: `max_rows` is out of range, or the address space cannot be reserved.
@@ -102,8 +110,8 @@ class HostRowMemory(RowStore):
         if not 1 <= max_rows < 2**32 - 2:
             raise UsageError(f"max_rows is {max_rows}; it must be in [1, 2**32 - 3]")
         self.views = []
-        self._width = width
-        max_rows = min(max_rows, self._most_rows(width * 4 + ROW_BYTES))
+        self._width, self._row, self.pad = width, width * 4 + pad, pad
+        max_rows = min(max_rows, self._most_rows(self._row + ROW_BYTES))
         self._marks = marks
         self.max_rows, self._arenas = _reserve(max_rows, self._most, self._rows_arena)
         self._rows, self._lines, *_ = self._arenas
@@ -117,7 +125,7 @@ class HostRowMemory(RowStore):
         fields = [ROWS, LINES, RECORDS, DIRECTORY, MARKS][: len(self._arenas)]
         self._d[fields] = [arena.address for arena in self._arenas]
         self._d[[LIVE, SCRATCH]] = address_of(self._live), address_of(self._scratch)
-        self._d[[NEXT_SLOT, SHIFT, STRIDE]] = 1, FIRST_LEVEL, width * 4
+        self._d[[NEXT_SLOT, SHIFT, STRIDE]] = 1, FIRST_LEVEL, self._row
         self._d[FULL] = FULL_TO_READ if only_read else FULL_TO_CHANGE
         self._d[EARLY_CHUNKS] = min(self.max_rows // 4096 + 4, _EARLY_CHUNKS)
         self._d[EARLY_PARTS] = min(self.max_rows // 64, _EARLY_PARTS)
@@ -202,7 +210,7 @@ class HostRowMemory(RowStore):
 
     def _sizes(self, slots: int, chunks: int, parts: int) -> list[int]:
         """Return the bytes of each address range, in the order ROWS, LINES, RECORDS, DIRECTORY, MARKS."""
-        sizes = [slots * self._width * 4, chunks * _CHUNK_BYTES, chunks * RECORD_SIZE, parts * 4]
+        sizes = [slots * self._row, chunks * _CHUNK_BYTES, chunks * RECORD_SIZE, parts * 4]
         return [*sizes, slots * 8] if self._marks else sizes
 
     def expect(self, more: int) -> None:
@@ -220,13 +228,13 @@ class HostRowMemory(RowStore):
     @override
     def keep_ahead(self, available: int | None = None) -> None:
         max_bytes = AHEAD if available is None else max(available, 0) // 8
-        self._rows.keep_ahead(self._words[NEXT_SLOT] * self._width * 4, max_bytes)
+        self._rows.keep_ahead(self._words[NEXT_SLOT] * self._row, max_bytes)
         self._lines.keep_ahead(self._words[CHUNKS] * _CHUNK_BYTES, max_bytes)
 
     @override
     def reserve(self, rows: int) -> None:
         rows = min(rows, self.max_rows)
-        self._rows.populate(0, (rows + 1) * self._width * 4)
+        self._rows.populate(0, (rows + 1) * self._row)
         self._lines.populate(0, rows * ROW_BYTES)
 
     @override

@@ -23,7 +23,7 @@ from psfleet.core.engine.kernels.generate import static_kernels
 from psfleet.core.engine.kernels.row_format import RowFormat
 from psfleet.core.engine.schema.table import Device, TableSpec
 from psfleet.core.engine.tables.budget import MemoryBudget, tables_share
-from psfleet.core.engine.tables.disk_arena import MappedRowMemory
+from psfleet.core.engine.tables.disk_arena import MappedRowMemory, row_pad
 from psfleet.core.engine.tables.disk_rows import DiskRowMemory, DiskRowUpdate
 from psfleet.core.engine.tables.host_rows import HostRowMemory, index_kernels
 from psfleet.core.engine.tables.memory_kind import (
@@ -90,7 +90,8 @@ class DiskMemory(HostMemory):
     def sparse(
         self, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
     ) -> tuple[RowMemory, RowUpdate, MemoryBudget]:
-        _load_kernels(spec, "disk_rows", *index_kernels(spec.entry is not None))
+        kernels = "disk_rows", *index_kernels(spec.entry is not None)
+        _load_kernels(spec, *kernels, pad=row_pad(spec))
         if spec.every_row:
             memory = MappedRowMemory(spec, max_rows, host, own)
             return memory, HostRowUpdate(spec, memory), host
@@ -153,9 +154,9 @@ class CudaMemory(MemoryKind):
         return rows, TieredRowUpdate(spec, rows), host
 
 
-def _load_kernels(spec: TableSpec, *names: str) -> None:
+def _load_kernels(spec: TableSpec, *names: str, pad: int = 0) -> None:
     rule_kernels = [
-        partial(host_kernels, spec, rests) for rests in (False, True)[: 1 + spec.every_row]
+        partial(host_kernels, spec, rests, pad) for rests in (False, True)[: 1 + spec.every_row]
     ]
     load_in_any_order(
         *(partial(static_kernels, name) for name in names),

@@ -95,13 +95,14 @@ def host_pull_kernels(spec: TableSpec) -> ModuleType:
     return pull_kernels(spec.dim, form.plain, 4 * (form.words + spec.scores))
 
 
-def host_kernels(spec: TableSpec, rests: bool = False) -> ModuleType:
+def host_kernels(spec: TableSpec, rests: bool, pad: int) -> ModuleType:
     """Return the compiled kernel of a table's rule for rows in host memory.
 
     Args:
         spec: Definition of the table.
         rests: False for the kernel that updates the rows of a push, True for the kernel that updates all
             other rows.
+        pad: Unused bytes behind each row.
     """
     return sparse_kernels(
         spec.rule,
@@ -112,6 +113,7 @@ def host_kernels(spec: TableSpec, rests: bool = False) -> ModuleType:
         spec.pushed_scores,
         spec.counts_frequency,
         spec.precision,
+        pad,
     )
 
 
@@ -123,8 +125,9 @@ class HostRowUpdate:
         self._index = index
         self._dim = spec.dim
         self._turns = rule.turns
-        self._push, self._pull = host_kernels(spec).push, host_pull_kernels(spec).pull
-        self._rest = host_kernels(spec, rests=True).rest if spec.every_row else None
+        self._push = host_kernels(spec, False, index.pad).push
+        self._pull = host_pull_kernels(spec).pull
+        self._rest = host_kernels(spec, True, index.pad).rest if spec.every_row else None
         self._initial = initializer_arguments(spec.initializer, spec.seed, spec.name)
         self._ring = np.empty(192, np.int64)  # 3 * RING words (kernels/sources/push.txt)
         self._scratch = scratch_for(rule, RowFormat(rule, spec.dim, spec.precision).width)

@@ -8,6 +8,7 @@ these cases. The probes send no request.
 
 import contextlib
 import datetime
+import functools
 import socket
 import ssl
 import time
@@ -131,7 +132,7 @@ def accepts(
         protocol: Protocol to agree on during the TLS handshake (ALPN).
     """
     if not is_tcp(endpoint) or access.credentials is None:
-        return PlainTransport
+        return functools.partial(PlainTransport, mostly_waits=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED
     _prove(context, access.credentials, protocol)

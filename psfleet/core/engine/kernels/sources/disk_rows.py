@@ -39,7 +39,7 @@ REQUEST, EVENT = 64, 32  # bytes of Linux's struct iocb and struct io_event
 SETUP, SUBMIT, EVENTS = {"x86_64": (206, 209, 208), "aarch64": (0, 2, 4)}.get(
     platform.machine(), (-1, -1, -1)
 )
-INTERRUPTED = 4  # the errno EINTR
+INTERRUPTED, AGAIN = 4, 11  # the errnos EINTR and EAGAIN
 # Types of array arguments. Other kernels take addresses, which are faster (intrinsics.py). Here the gain is
 # small beside a read of the disk, and some kernels need the lengths of the arrays.
 BYTES, NUMBERS = types.Array(types.uint8, 1, "C"), types.Array(types.int64, 1, "C")
@@ -49,6 +49,7 @@ call_kernel = types.ExternalFunction("syscall", int64(int64, int64, int64, int64
 error_place = types.ExternalFunction("__errno_location", int64())
 read_at = types.ExternalFunction("pread", int64(int32, int64, int64, int64))
 write_at = types.ExternalFunction("pwrite", int64(int32, int64, int64, int64))
+pause = types.ExternalFunction("usleep", int32(uint32))
 
 
 @kernel(int64(int64, int64, int64, int64, BYTES, NUMBERS, NUMBERS))
@@ -194,6 +195,19 @@ def chain(d, free, end):
 
 
 @helper
+def may_repeat():
+    """Return whether the system call that has just failed is worth repeating; waits a millisecond if so.
+
+    It is after a signal, and while Linux is short of memory for requests.
+    """
+    error = load_u32(error_place(), 0)
+    if error != INTERRUPTED and error != AGAIN:
+        return False
+    pause(1000)
+    return True
+
+
+@helper
 def ask(context, request, file, operation, number, address, size, offset):
     """Prepare a request for io_submit, or, without a context, transfer at once. Return 0 if that failed.
 
@@ -201,9 +215,13 @@ def ask(context, request, file, operation, number, address, size, offset):
     position in the file.
     """
     if context == 0:  # io_setup failed, or the processor has no numbers above
-        if operation == READ:
-            return int64(read_at(file, address, size, offset) == size)
-        return int64(write_at(file, address, size, offset) == size)
+        while True:
+            if operation == READ:
+                count = read_at(file, address, size, offset)
+            else:
+                count = write_at(file, address, size, offset)
+            if count >= 0 or not may_repeat():
+                return int64(count == size)
     # struct iocb in words of 64 bits:
     #
     #     0  data, comes back in the event     3  buffer
@@ -250,10 +268,12 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
     events, idle = request_addresses + AT_ONCE * 8, request_addresses + AT_ONCE * (8 + EVENT)
     for k in range(AT_ONCE):
         store_i64(idle, k, k)
-    free, next_range, complete = AT_ONCE, 0, 0
+    # at, batch: the requests at positions `at` to `batch` - 1 of the batch have not been submitted yet.
+    free, next_range, complete, at, batch = AT_ONCE, 0, 0, 0, 0
     while complete < n:
-        batch = 0
-        while free > 0 and next_range < n:
+        if at == batch:
+            at, batch = 0, 0
+        while at == 0 and free > 0 and next_range < n:
             free -= 1
             k = load_i64(idle, free)
             first, last = offsets[next_range], offsets[next_range] + sizes[next_range]
@@ -271,21 +291,21 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
             store_i64(events, 4 * batch + 2, last - first)
             batch += 1
             next_range += 1
-        count = batch
-        if context != 0:
-            at = 0  # io_submit may take fewer requests than it is given
-            while at < batch:
-                entries = call_kernel(SUBMIT, context, batch - at, request_addresses + 8 * at, 0, 0)
-                if entries <= 0:
-                    return complete
+        if context == 0:
+            at = count = batch
+        else:
+            # io_submit may take fewer requests than it is given. The others are submitted in the next turn,
+            # after some of the events, which may be what Linux has no room for.
+            entries = call_kernel(SUBMIT, context, batch - at, request_addresses + 8 * at, 0, 0)
+            if entries >= 0:
                 at += entries
+            elif not may_repeat():
+                return complete
             # Wait for many events, which saves system calls, but not for all: the disk works on other
             # requests while this loop copies rows and submits new requests.
-            least = min(next_range - complete, AT_ONCE // 2)
+            least = min(next_range - complete - (batch - at), AT_ONCE // 2)
             count = call_kernel(EVENTS, context, least, AT_ONCE, events, 0)
-            if count < 0 and load_u32(error_place(), 0) == INTERRUPTED:
-                continue  # by a signal; the next turn waits for the same events
-            if count <= 0:
+            if count < 0 and not may_repeat():
                 return complete
         for e in range(count):
             number = load_i64(events, 4 * e)

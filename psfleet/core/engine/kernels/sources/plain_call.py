@@ -22,8 +22,9 @@ from psfleet.core.engine.kernels.intrinsics import (OPTIONS, helper, load_i64, l
 # Positions in `fields`, which `read` writes: the range of the layout in the message, fields of
 # psfleet.v1.Header, and the offset of the payload. A field that the message does not have is 0.
 (LAYOUT, LAYOUT_END, WORKER, INCARNATION, SEQUENCE, SAMPLES, HAS_LOSS, LOSS, CLOCK, LEASES, LEASE_SAMPLES,
- SKIPPED, PROGRESS, PROGRESS_END, HAS_LANE, GENERATION, TURN, PAYLOAD, CUT, CUT_AFTER) = range(20)
-FIELDS = 20
+ SKIPPED, PROGRESS, PROGRESS_END, HAS_LANE, GENERATION, TURN, PAYLOAD, CUT, CUT_AFTER, ADDRESSED,
+ ADDRESSED_END) = range(22)
+FIELDS = 22
 # In place of an offset or position: the message ends too soon or has an unknown field. No offset is below 0,
 # so the checks that follow fail too, and one check at the end of a field is enough.
 DAMAGED = -1
@@ -103,6 +104,7 @@ def place_of(key):
 def read_header(message, at, end, fields):
     """Write the header's fields, from `at` to `end`; return False if it is damaged or has unknown fields."""
     while at < end:
+        first = at
         key, at = number_at(message, at, end)
         if at == DAMAGED:
             return False
@@ -118,6 +120,10 @@ def read_header(message, at, end, fields):
             # fields are not used.
             store_i64(fields, PROGRESS, start)
             store_i64(fields, PROGRESS_END, at)
+        elif key == 24 << 3 | 2 and load_i64(fields, ADDRESSED) == 0:  # with its key: protobuf parses it
+            _, at = bytes_at(message, at, end)
+            store_i64(fields, ADDRESSED, first)
+            store_i64(fields, ADDRESSED_END, at)
         elif key == 9 << 3 | 2:  # lane: generation, then turn
             # A submessage of at least 11 bytes: key 9 and 8 bytes of the generation, key 16 and a varint.
             # protobuf allows other orders; the ordinary path reads those. A damaged field has the length 0
