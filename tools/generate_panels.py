@@ -34,10 +34,10 @@ PAGE = """# Watching a job
 ![The page of a job that has lost a server](diagrams/dashboard.png)
 
 - **From another machine**, run `ssh -L 9100:127.0.0.1:9100 HOST` there and open the same address. Or start the
-  job with `--watch 0.0.0.0:9100`, which listens on all addresses. The port then uses TLS, and the page asks
-  for the token that the launcher prints. Programs send it in the header `Authorization: Bearer TOKEN`. The
-  certificate has the name `psfleet-server` and is signed by `watch-ca.pem` in the job's folder of logs.
-  `--insecure` turns TLS and token off.
+  job with `--watch 0.0.0.0:9100`, which listens on all addresses, and open the address that the launcher
+  prints. It uses TLS and contains a token; programs may send the token in the header `Authorization: Bearer
+  TOKEN` instead. The certificate has the name `psfleet-server` and is signed by `watch-ca.pem` in the job's
+  folder of logs. `--insecure` turns TLS off, but not the token.
 - **With `--watch 0`** the launcher chooses a free port, and prints the address.
 
 The page shows, from top to bottom:
