@@ -25,7 +25,9 @@ PAGE = """# Watching a job
 | see it in a terminal | [`psfleet top JOB`](#in-the-terminal) |
 | look at a job that is over | [the report](#the-report), which every job writes |
 | log values of your script | [`fleet.log`](#values-of-your-own) |
-| use other programs | [TensorBoard](#tensorboard), [Prometheus and Grafana](#prometheus-and-grafana), [traces](#traces) |
+| use TensorBoard | [`--tensorboard FOLDER`](#tensorboard) |
+| use Prometheus, Grafana or alerts | [`--watch`, and two files](#prometheus-and-grafana) |
+| see where the time of a push goes | [`--trace URL`](#traces) |
 | understand a figure or an alert | its panel, from [Progress](#progress) on |
 
 ## In the browser
@@ -33,8 +35,8 @@ PAGE = """# Watching a job
 
 ![The page of a job that has lost a server](diagrams/dashboard.png)
 
-- **From another machine**, run `ssh -L 9100:127.0.0.1:9100 HOST` there and open the same address. Or start the
-  job with `--watch 0.0.0.0:9100`, which listens on all addresses, and open the address that the launcher
+- **From another machine**, run `ssh -L 9100:127.0.0.1:9100 HOST` there and open the same address. Or start
+  the job with `--watch 0.0.0.0:9100`, which listens on all addresses, and open the address that the launcher
   prints. It uses TLS and contains a token; programs may send the token in the header `Authorization: Bearer
   TOKEN` instead. The certificate has the name `psfleet-server` and is signed by `watch-ca.pem` in the job's
   folder of logs. `--insecure` turns TLS off, but not the token.
@@ -91,7 +93,7 @@ install '.[tensorboard]'`.
 
 | folder | what it has |
 |---|---|
-| `FOLDER/JOB/worker.0`, ... | every value that this worker logs, at the `step` that it gives, or else at the number of its pushes |
+| `FOLDER/JOB/worker.0`, ... | every value that this worker logs, at its `step` or the number of pushes |
 | `FOLDER/JOB/job` | the figures of all panels, every 2 s, at the number of the job's steps |
 
 Each value is in the file when `fleet.log` returns. On several machines, name a folder that they share.
@@ -107,13 +109,14 @@ A trace has a span for each part of the way:
 
 | span | process | covers the time |
 |---|---|---|
-| `push` | worker | from the script's push until all servers have answered; its parent is the script's current span |
-| `psfleet.v1.Shard/Push` or `Shard/Exchange` | worker | from sending a call to a server until its reply arrives |
-| the same name | server | from the call's arrival until the push is applied, or held for the end of its round |
+| `push` | worker | from the script's push until all servers have answered |
+| `psfleet.v1.Shard/Push` or `Shard/Exchange` | worker | from sending a call until its reply arrives |
+| the same name | server | from the call's arrival until the push is applied, or held for its round |
 | `log push` | server | in which the server writes the push to its log |
 | `log sync` | server | until the log is on the disk |
 | `standby` | server | in which the server waits until its standby has the push |
 
+- **Parent.** The parent of `push` is the script's current span, if it has one.
 - **Exchanges.** In every mode but sync, a push travels together with the next pull (`Shard/Exchange`). The
   server's span then includes the pulled values, unless they wait for other workers.
 - **Retries.** A call that is repeated has one span in the worker, and one in a server for each arrival.
