@@ -13,12 +13,15 @@ from psfleet import layers
 from psfleet.core.base.errors import ShapeError, UsageError
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.client import Client
+from psfleet.core.engine import rules
 from psfleet.core.engine.gradients import PooledGradient, SparseGrad, gradient_of
+from psfleet.core.engine.kernels import dedup as dedup_module
 from psfleet.core.engine.kernels.bags import RowBags, pool_parts, spread_parts
 from psfleet.core.engine.kernels.dedup import dedup
 from psfleet.core.engine.runtime_interface import Gradient, PooledIds
 from psfleet.core.engine.schema.entry import ShowClickEntry
-from psfleet.core.engine.schema.table import key_of
+from psfleet.core.engine.schema.table import TableSpec, key_of
+from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.graph.execution.executor import Executor
 from psfleet.core.graph.parameters.parameter_client import ParameterClient
 from psfleet.core.graph.program.operation import summed
@@ -30,7 +33,7 @@ from psfleet.core.runtime.strategy.strategy_parts import AMPSettings
 from psfleet.features import Feature, FeatureSet, Jagged, Number, Table, feed
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.initializer import Normal
-from psfleet.optimizer import SGD, Adagrad, Adam
+from psfleet.optimizer import SGD, Adagrad, Adam, RowWiseAdagrad
 from psfleet.optimizer.clip import ClipGradByGlobalNorm
 from psfleet.optimizer.outgoing_gradients import GradientScaler
 from tests.trainings import same_bits
@@ -47,6 +50,7 @@ def features(counts: bool = True) -> FeatureSet:
     """
     start = Normal(scale=1.0, seed=3)
     users, items = Table("users", 5, Adam(0.1), start), Table("items", 16, Adagrad(0.1), start)
+    wide = Table("wide", 40, RowWiseAdagrad(0.1), start)
     entry = ShowClickEntry("shows", "clicks") if counts else None
     seen = Table("seen", 5, Adagrad(0.1), start, entry)
     return FeatureSet(
@@ -60,6 +64,8 @@ def features(counts: bool = True) -> FeatureSet:
             Feature("lacking", items),
             Feature("shop", Table("shops", 3, Adagrad(0.1), start)),
             Feature("ads", seen),
+            Feature("topics", wide),
+            Feature("home", wide, pooling="mean"),
             Number("age"),
         ]
     )
@@ -77,7 +83,10 @@ def batch(step: int) -> dict[str, Any]:
     single = {name: dice.integers(0, 20, SAMPLES) for name in ("user", "shop", "age")}
     return {
         **single,
-        **{n: jagged() for n in ("clicks", "friends", "liked", "last", "path", "ads")},
+        **{
+            name: jagged()
+            for name in ("clicks", "friends", "liked", "last", "path", "ads", "topics", "home")
+        },
     }
 
 
@@ -174,6 +183,85 @@ def test_kernels(groups: int, dim: int) -> None:
         joined.merge(pooled, parts), joined.merge(spread_parts(pooled, parts)), strict=True
     ):
         assert mine.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("dim", [1, 16, 40])
+def test_sums_of_bags_by_blocks(groups: int, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums that are made when they are read have the bits of sums of rows, at once and by blocks."""
+    monkeypatch.setattr(dedup_module, "_SUMS_BYTES", 4 * dim * 37)
+    dice = np.random.default_rng(dim)
+    many = dice.integers(0, 9, 300)
+    parts = [RowBags(many), RowBags(np.ones(500, np.int64)), RowBags(many, mean=True)]
+    ids = dice.integers(0, 400, sum(part.rows for part in parts))
+    joined = dedup(ids, groups)
+    gradients = dice.standard_normal((1100, dim)).astype(np.float32)
+    gradients[::3] = -0.0
+    expected = np.concatenate(joined.merge(spread_parts(gradients, parts)))
+    sums = joined.bag_sums(gradients, parts)
+    assert sums is not None
+    assert sums.shape == expected.shape
+    assert np.asarray(sums).tobytes() == expected.tobytes()
+    blocks = [block.copy() for block in sums.blocks()]
+    assert len(blocks) == -(-len(expected) // 37)
+    assert np.concatenate(blocks).tobytes() == expected.tobytes()
+    assert sums.square == pytest.approx(float((expected.astype(np.float64) ** 2).sum()), rel=1e-5)
+    mask = dice.random(len(expected)) < 0.5
+    assert sums[mask].tobytes() == expected[mask].tobytes()
+    weighted = RowBags(many, dice.standard_normal(parts[2].rows).astype(np.float32))
+    assert joined.bag_sums(gradients, [*parts[:2], weighted]) is None
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, 3e38])
+def test_sums_that_are_not_finite_change_nothing(
+    value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table sums while it updates rows, and yet a push is refused before if a sum is infinite."""
+    monkeypatch.setenv("PSFLEET_ON_NAN", "stop")
+    runtime = EmbeddedRuntime()
+    table = Client(runtime).sparse_table("t", 40, SGD(1.0))
+    table.push(np.arange(9), np.ones((9, 40)))
+    before = runtime.read_table(table.spec.key)
+    gradients = np.zeros((2, 40), np.float32)
+    gradients[:, 7] = value
+    bags = (RowBags(np.array([3, 2])),)
+    with pytest.raises(
+        UsageError, match=r"step 2: the gradient for table 't' has (inf|nan) for id 1"
+    ):
+        runtime.push(
+            [Gradient(table.spec.key, gradients, np.array([1, 2, 3, 1, 4]), 1.0, bags=bags)]
+        )
+    same_bits([runtime.read_table(table.spec.key)], [before])
+
+
+def test_norms_of_sums() -> None:
+    """The norm of sums that a table makes is that of the same gradient by rows."""
+    norms = []
+    for given in (gradient(1), by_rows(gradient(1))):
+        runtime = EmbeddedRuntime()
+        key = Client(runtime).sparse_table("t", 4, SGD(1.0)).spec.key
+        runtime.push([gradient_of(key, given, 0.1)])
+        runtime.push([])
+        norms.append(runtime._watch.norms.tables["t"])
+    assert norms[0].total == pytest.approx(norms[1].total)
+    assert norms[0].counts == norms[1].counts
+
+
+def test_pooled_in_place() -> None:
+    """Rows are pooled where they lie, those without a row too; packed and short rows are not."""
+    ids = dedup(np.array([5, 3, 5, 90, 4]), 1)
+    bags = (RowBags(np.array([2, 0, 1]), mean=True), RowBags(np.ones(2, np.int64)))
+    table = SparseTable(TableSpec("t", "sparse", (40,), rules.RowWiseAdagrad()))
+    table.push(np.arange(5), np.ones((5, 40), np.float32), 0.1)
+    rows = np.empty((4, 40), np.float32)
+    assert table.pull_into(ids.unique[0], rows) == 2
+    pooled = table.pool(ids, bags)
+    assert pooled is not None
+    assert pooled.tobytes() == ids.pool([rows], bags).tobytes()
+    assert (table.traffic.pulled, table.traffic.unknown) == (8, 4)
+    for dim, precision in ((16, "float32"), (40, "bfloat16")):
+        other = SparseTable(TableSpec("t", "sparse", (dim,), rules.SGD(), precision=precision))
+        assert other.pool(ids, bags) is None
 
 
 def test_refusals() -> None:

@@ -15,6 +15,7 @@ from psfleet.core.base.errors import UsageError
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.settings.environment import on_nan
 from psfleet.core.engine.gradient_norm_histograms import GradientNormHistograms
+from psfleet.core.engine.kernels.dedup import BagSums
 from psfleet.core.engine.kernels.generate import static_kernels
 from psfleet.core.engine.kernels.initial_values import address_of
 
@@ -68,6 +69,11 @@ class NonFiniteCheck:
         if loss is not None and not math.isfinite(loss):
             return self._report(step, f"the loss is {loss}", is_step)
         for table, values, ids in gradients:
+            if isinstance(values, BagSums):
+                # The sums are not read here, where this is not needed. `add_norms` has their squares.
+                if values.are_surely_finite:
+                    continue
+                values = np.asarray(values)
             square = _sum_of_squares(values)
             self.norms.add_square(table, square)
             # The sum of squares needs one pass and no temporary array, and is finite only if every value is
@@ -76,6 +82,13 @@ class NonFiniteCheck:
                 fault = f"the gradient for table {table!r} {_first_non_finite(values, ids)}"
                 return self._report(step, fault, is_step)
         return None
+
+    def add_norms(self, gradients: Iterable[tuple[str, Floats]]) -> None:
+        """Add the norms of sums that the tables have made while they applied a push that was checked."""
+        if self._policy != "ignore":
+            for table, values in gradients:
+                if isinstance(values, BagSums) and values.are_surely_finite:
+                    self.norms.add_square(table, values.square)
 
     def _report(self, step: int, fault: str, is_step: bool) -> None:
         """Count a step with a value that is not finite, and act as PSFLEET_ON_NAN says."""

@@ -167,6 +167,11 @@ class EmbeddedRuntime(ScriptRuntime):
         # Each row is read once, even if the batch repeats its id. `_batches` stores the distinct ids of
         # recent batches, because the push of this step will need them too.
         unique = self._batches.unique_ids(read.table, ids if ids.ndim == 1 else ids.reshape(-1), 1)
+        if read.bags is not None and value_format(spec, self.wire.values) == "float32":
+            table = self._shard.tables[read.table]
+            assert isinstance(table, SparseTable)
+            if (pooled := table.pool(unique, read.bags)) is not None:
+                return pooled
         [rows] = self._shard.tables.read([Read(read.table, unique.unique[0])])
         parts = [self._arrived(spec, rows)]
         if read.bags is not None:
@@ -196,6 +201,7 @@ class EmbeddedRuntime(ScriptRuntime):
         push = Push(0, 1, self._pushes + 1, parts, samples, loss)
         self._expect(self._shard.handle(push, "push"))
         self._pushes += 1
+        self._watch.add_norms((spec.name, g.values) for spec, g in sums)
         for counter in self.counters:
             counter.arrived()
         return CompletedPush()
@@ -216,10 +222,25 @@ class EmbeddedRuntime(ScriptRuntime):
     ) -> Gradient:
         if ids is not None and spec.kind == "sparse":
             unique = self._batches.unique_ids(spec.key, ids, 1)
-            ids, values = unique.unique[0], unique.merge(values, gradient.bags)[0]
+            ids = unique.unique[0]
+            sums = None
+            if gradient.bags is not None and self._sums_later(spec, gradient):
+                sums = unique.bag_sums(values, gradient.bags)
+            # BagSums does for the shard and the table what an array would do.
+            values = unique.merge(values, gradient.bags)[0] if sums is None else cast(Floats, sums)
         if gradient.precision != "float32":
             values = rounded(values, gradient.precision, gradient.scale)
         return dataclasses.replace(gradient, values=values, ids=ids, bags=None)
+
+    def _sums_later(self, spec: TableSpec, gradient: Gradient) -> bool:
+        """Return whether the table can sum the gradients of bags by itself, while it updates its rows."""
+        table = self._shard.tables[spec.key]
+        return (
+            isinstance(table, SparseTable)
+            and table.takes_sums
+            and gradient.precision == "float32"
+            and self._compressor.form_of(spec, gradient) == "float32"
+        )
 
     def flush(self, timeout: float | None = None) -> None:
         """Do nothing: `push` returns only after the push is applied."""

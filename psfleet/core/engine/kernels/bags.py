@@ -118,6 +118,11 @@ class RowBags:
         return out
 
     @functools.cached_property
+    def scales(self) -> Floats | None:
+        """Factor that turns each bag's sum into its mean, float32 [bags], or None if bags are summed."""
+        return _scales(self.lengths, self.weights) if self._mean else None
+
+    @functools.cached_property
     def arguments(self) -> tuple[int, int, int, int]:
         """Arguments of kernels: address of the ends, number of bags, addresses of the weights and the scales.
 
@@ -125,8 +130,7 @@ class RowBags:
         lives.
         """
         weights = None if self.weights is None else np.ascontiguousarray(self.weights, np.float32)
-        scales = _scales(self.lengths, weights) if self._mean else None
-        self._factors = weights, scales  # keeps the arrays alive: kernels only have their addresses
+        self._factors = weights, self.scales  # keeps the arrays alive: kernels only have addresses
         first, second = (0 if array is None else address_of(array) for array in self._factors)
         return address_of(self._ends), len(self), first, second
 

@@ -18,7 +18,7 @@ thread ends.
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,16 @@ from psfleet.core.engine.kernels.initial_values import address_of
 # bit that another id has set, and has to be looked up.
 _FILTER = 4
 _BLOCK = 256  # BLOCK of sources/dedup.py: ids that its kernels hash and prefetch at a time
-# From this many occurrences of an id on average, `merge_by_row` is faster than `merge`
+# From this many occurrences of an id on average, sorting the bags by row is faster than `merge`
 # (benchmarks/README.md).
 _REPEATS = 2
+_SUMS_BYTES = (
+    256 << 10
+)  # of the block of sums that `BagSums` makes at a time: it stays in a core's own cache
+_LINE = 64  # bytes of a cache line
 _FEW = 64  # a Python set of up to this many ids is faster than the call of a kernel
 _ZERO = np.zeros((), np.float32)
+_LARGEST = float(np.finfo(np.float32).max) / 2  # half of it, because sums of squares are rounded
 _PLACES = np.arange(_FEW, dtype=np.uint32)  # codes of a short batch that repeats no id
 _PLACES.flags.writeable = False
 _scratch = threading.local()
@@ -116,17 +121,33 @@ class UniqueIds:
         if _are_rows(bags):
             return self.expand(rows)
         dim, rows = rows[0].shape[1], self._checked(rows)
+        return self._pooled(dim, self.shift, _addresses(rows), bags)
+
+    def pool_at(self, addresses: Ids, dim: int, bags: Sequence[RowBags]) -> Floats:
+        """Pool rows as `pool` does, of one group (server), reading each row where it lies.
+
+        Args:
+            addresses: Address of the row of each distinct id, float32 [dim].
+            dim: Number of values of a row.
+            bags: As for `pool`.
+        """
+        # A code is the position of an id here, as there is one group. With a shift of 0, kernels take each
+        # position for a group, whose rows begin at an address of its own.
+        return self._pooled(dim, 0, address_of(addresses), bags)
+
+    def _pooled(self, dim: int, shift: int, starts: int, bags: Sequence[RowBags]) -> Floats:
+        """Pool the rows of codes. `starts`: address of an array with the address of each group's rows."""
         out = np.empty((sum(map(len, bags)), dim), np.float32)
-        starts, kernels = _addresses(rows), width_kernels("bag_rows", dim)
+        kernels = width_kernels("bag_rows", dim)
         for codes, part, target in self._parts(bags, out):
             if part.are_rows:
-                destination = self.shift, starts, address_of(target)
+                destination = shift, starts, address_of(target)
                 width_kernels("row_sums", dim, "expand", "merge").expand(
                     address_of(codes), len(codes), *destination
                 )
             else:
                 kernels.pool(
-                    *(address_of(codes), len(codes), self.shift, starts),
+                    *(address_of(codes), len(codes), shift, starts),
                     *(*part.arguments, address_of(target)),
                 )
         return out
@@ -135,13 +156,17 @@ class UniqueIds:
         self, bags: Sequence[RowBags], values: Floats
     ) -> Iterator[tuple[NDArray[np.uint32], RowBags, Floats]]:
         """Yield each feature's codes, bags and slice of `values`, float32 [all bags, dim]."""
-        count = sum(part.rows for part in bags)
-        if count != len(self.inverse):
-            raise ShapeError(f"bags of {count} ids in all got {len(self.inverse)} ids")
+        self._check_bags(bags)
         row = bag = 0
         for part in bags:
             yield self.inverse[row : row + part.rows], part, values[bag : bag + len(part)]
             row, bag = row + part.rows, bag + len(part)
+
+    def _check_bags(self, bags: Sequence[RowBags]) -> None:
+        """Raise ShapeError unless the bags together have all ids of the batch."""
+        count = sum(part.rows for part in bags)
+        if count != len(self.inverse):
+            raise ShapeError(f"bags of {count} ids in all got {len(self.inverse)} ids")
 
     def merge(self, gradients: Floats, bags: Sequence[RowBags] | None = None) -> list[Floats]:
         """Sum the gradients of each distinct id; return float32 [distinct ids, dim] for each group (server).
@@ -177,6 +202,12 @@ class UniqueIds:
             # would keep -0 here alone.
             np.add(gradients, _ZERO, sums[0])
             return
+        if bags is not None and len(self.inverse) >= _REPEATS * sum(map(len, self.unique)):
+            later = self.bag_sums(gradients, bags)
+            if later is not None:
+                for group, group_sums in enumerate(sums):
+                    later.write(group_sums, group)
+                return
         gradients, target = _plain(gradients), _not_begun(sums)
         if bags is None or _are_rows(bags):
             _add(self.inverse, self.shift, gradients, target)
@@ -191,20 +222,114 @@ class UniqueIds:
         self, codes: NDArray[np.uint32], part: RowBags, values: Floats, target: int
     ) -> None:
         """Add the gradients of bags to the sums of their ids. `target` is a result of `_not_begun`."""
-        kernels = width_kernels("bag_rows", values.shape[1])
-        ends, bags, weights, scales = part.arguments
-        batch = address_of(codes), len(codes), self.shift, address_of(values), ends, bags
-        ids = sum(map(len, self.unique))
-        if weights or len(codes) < _REPEATS * ids:
-            kernels.merge(*batch, weights, scales, target)
-            return
-        # Ids repeat often: sort the batch by distinct id first, so that each sum is written once.
-        counts = map(len, self.unique)
-        offsets = np.array([*itertools.accumulate(counts, initial=0), 0], np.int64)
-        work = np.empty(ids + 2 + len(codes), np.uint32)
-        kernels.merge_by_row(
-            *(*batch, scales, target, len(self.unique), address_of(offsets), address_of(work))
+        width_kernels("bag_rows", values.shape[1]).merge(
+            *(address_of(codes), len(codes), self.shift, address_of(values)),
+            *(*part.arguments, target),
         )
+
+    def bag_sums(self, gradients: Floats, bags: Sequence[RowBags]) -> "BagSums | None":
+        """Return the sums that `merge` would return, not yet computed, or None if rows have weights.
+
+        Args:
+            gradients: Gradients of the bags, float32 [all bags, dim]. They must not change until the sums
+                have been read.
+            bags: Bags as for `pool`.
+        """
+        self._check_bags(bags)
+        if not bags or any(part.weights is not None for part in bags):
+            return None
+        return BagSums(self, _plain(gradients), bags)
+
+
+class BagSums:
+    """Sums of the gradients of bags by distinct id, computed when they are read, one block of rows at a time.
+
+    A table that updates a block of rows from its sums just after they are made reads them from the nearest
+    caches. An array of all sums would be written to memory and read from there twice: for the check of
+    infinities, and for the update. Use it where an array would do: `np.asarray` computes all sums.
+
+    Attributes:
+        gradients: Gradients of the bags, float32 [all bags, dim].
+        shape: Number of distinct ids, and dim.
+        square: Sum of the squares of all sums that `blocks` has returned so far.
+    """
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, ids: UniqueIds, gradients: Floats, bags: Sequence[RowBags]) -> None:
+        counts, dim = list(map(len, ids.unique)), gradients.shape[1]
+        codes, rows = ids.inverse, sum(counts)
+        self.gradients, self.shape, self.square = gradients, (rows, dim), 0.0
+        self._firsts = firsts = np.array([*itertools.accumulate(counts, initial=0)], np.int64)
+        scales, ends = None, np.concatenate([part.lengths for part in bags]).cumsum()
+        if any(part.scales is not None for part in bags):
+            parts = [np.ones(len(b), np.float32) if b.scales is None else b.scales for b in bags]
+            scales = np.concatenate(parts)
+        base = np.array([address_of(gradients)], np.int64)
+        work = np.empty(rows + 2 + len(codes), np.uint32)
+        kernels = width_kernels("bag_rows", dim)
+        kernels.sort_bags(
+            *(address_of(codes), len(codes), ids.shift, address_of(ends), len(ends)),
+            *(address_of(firsts), len(counts), address_of(work)),
+        )
+        self._arrays = base, work, scales  # keeps alive what the kernel has the addresses of
+        self._n, self._sum_sorted = len(codes), kernels.sum_sorted
+        self._sorted = address_of(work), rows, len(codes)
+        self._gradients = address_of(base), 0 if scales is None else address_of(scales)
+
+    def __len__(self) -> int:
+        """Return the number of distinct ids."""
+        return self.shape[0]
+
+    @cached_property
+    def are_surely_finite(self) -> bool:
+        """True if no sum can overflow, because the gradients of the bags are so small. Reads those alone."""
+        flat = self.gradients.reshape(-1)
+        return float(np.vdot(flat, flat)) ** 0.5 * self._n < _LARGEST
+
+    def blocks(self) -> Iterator[Floats]:
+        """Return the sums of the distinct ids in order, float32 [rows, dim], as several blocks of rows.
+
+        A block is valid until the next one, in the memory of which it is.
+        """
+        rows, dim = self.shape
+        size = max(_SUMS_BYTES // (4 * dim), 1)
+        buffer = _at_cache_lines(min(size, rows), dim)
+        for start in range(0, rows, size):
+            block = buffer[: min(size, rows - start)]
+            self._sum(start, block)
+            flat = block.reshape(-1)
+            self.square += float(np.vdot(flat, flat))
+            yield block
+
+    def write(self, sums: Floats, group: int) -> None:
+        """Write the sums of one group's (server's) distinct ids, float32 [distinct ids, dim], contiguous."""
+        self._sum(int(self._firsts[group]), sums)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
+        """Compute all sums, float32 [distinct ids, dim]."""
+        sums = np.empty(self.shape, np.float32)
+        self._sum(0, sums)
+        return sums
+
+    def __getitem__(self, mask: NDArray[np.bool_]) -> Floats:
+        """Compute all sums, and return those of the ids that the mask selects."""
+        return np.asarray(self)[mask]
+
+    def _sum(self, first: int, out: Floats) -> None:
+        """Write the sums of as many rows as `out` has, from number `first` on."""
+        last = first + len(out)
+        self._sum_sorted(*self._sorted, first, last, *self._gradients, address_of(out))
+
+
+def _at_cache_lines(rows: int, dim: int) -> Floats:
+    """Return an array, float32 [rows, dim], that begins at a cache line.
+
+    NumPy's arrays begin 16 bytes behind one, so that each load of a wide vector would read two lines.
+    """
+    buffer = np.empty(rows * dim + _LINE // 4, np.float32)
+    skipped = -address_of(buffer) % _LINE // 4
+    return buffer[skipped : skipped + rows * dim].reshape(rows, dim)
 
 
 def dedup(ids: Ids, groups: int) -> UniqueIds:

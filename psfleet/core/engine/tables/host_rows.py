@@ -134,6 +134,16 @@ class HostRowMemory(RowStore):
         self._d[[ADD, FILL]] = self._kernels.add.address, self._kernels.fill.address
         self._kernels.make(self.address)
 
+    @property
+    def rows_address(self) -> int:
+        """Address of slot 0, whose row is unused."""
+        return self._rows.address
+
+    @property
+    def stride(self) -> int:
+        """Distance from one row to the next in bytes."""
+        return self._row
+
     def _rows_arena(self, size: int) -> Arena:
         """Make the arena for rows and their optimizer state. Tables on disk override this."""
         return Arena(size)

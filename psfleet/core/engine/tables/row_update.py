@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.core.engine.kernels.dedup import first_repeat, merge_pushes
+from psfleet.core.engine.kernels.dedup import BagSums, first_repeat, merge_pushes
 from psfleet.core.engine.kernels.generate import (
     address_of_kernel,
     pull_kernels,
@@ -45,8 +45,8 @@ class DeviceValues(Protocol):
         """Return a copy of the rows in host memory."""
 
 
-RowValues = Floats | DeviceValues
-"""Values of a push: one row for each id, in host memory or on a device."""
+RowValues = Floats | DeviceValues | BagSums
+"""Values of a push: one row for each id, in host memory or on a device, or sums that are not yet computed."""
 
 
 class RowUpdate(Protocol):
@@ -76,7 +76,8 @@ class RowUpdate(Protocol):
 
         Args:
             ids: int64 [n], without repeats, any alignment.
-            gradients: float32 [n, TableSpec.push_width], contiguous, any alignment.
+            gradients: float32 [n, TableSpec.push_width], contiguous, any alignment. `BagSums` only if this
+                is a HostRowUpdate itself.
             scalars: Learning rate and other numbers of this update, made by
                 psfleet.core.engine.kernels.rule_source.scalars_of.
             step: Number of this update, from 1.
@@ -130,7 +131,8 @@ class HostRowUpdate:
         self._rest = host_kernels(spec, True, index.pad).rest if spec.every_row else None
         self._initial = initializer_arguments(spec.initializer, spec.seed, spec.name)
         self._ring = np.empty(192, np.int64)  # 3 * RING words (kernels/sources/push.txt)
-        self._scratch = scratch_for(rule, RowFormat(rule, spec.dim, spec.precision).width)
+        form = RowFormat(rule, spec.dim, spec.precision)
+        self._scratch, self.is_plain = scratch_for(rule, form.width), form.plain
         self._zeros = np.zeros(spec.dim, np.float32)
 
     def pull_into(self, ids: Ids, out: Floats) -> int:
@@ -144,6 +146,25 @@ class HostRowUpdate:
         )
         return unknown
 
+    def addresses(self, ids: Ids) -> tuple[Ids, int]:
+        """Return the address of each id's weights, int64 [n], and the number of ids without a row.
+
+        Only for plain rows. Ids without a row get the address of their initial values. The addresses are
+        valid until the next update, or the next call of this method.
+        """
+        slots, unknown = self._index.locate(ids)
+        slots *= self._index.stride
+        slots += self._index.rows_address
+        if unknown:
+            missing = np.flatnonzero(slots == self._index.rows_address)
+            self._first = np.empty((unknown, self._dim), np.float32)
+            new_ids = ids[missing]
+            static_kernels("row_weights", "fill").fill(
+                *(address_of(new_ids), unknown, self._dim, *self._initial, address_of(self._first))
+            )
+            slots[missing] = address_of(self._first) + np.arange(unknown) * 4 * self._dim
+        return slots, unknown
+
     def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, Floats]:
         ids, rows = merge_pushes(parts, 1.0 / len(parts))
         if rows.shape[1] > self._dim:
@@ -152,20 +173,15 @@ class HostRowUpdate:
         return ids, rows
 
     def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
-        assert isinstance(gradients, np.ndarray)
         self._index.expect(len(ids))
-        self._push(
-            self._index.address,
-            address_of(ids),
-            len(ids),
-            address_of(gradients),
-            address_of(scalars),
-            (step - 1) % self._turns if self._turns else 0,
-            step,
-            *self._initial,
-            address_of(self._ring),
-            address_of(self._scratch),
-        )
+        index_at, ids_at = self._index.address, address_of(ids)
+        turn = (step - 1) % self._turns if self._turns else 0
+        constant = address_of(scalars), turn, step, *self._initial
+        scratch = address_of(self._ring), address_of(self._scratch)
+        for rows in gradients.blocks() if isinstance(gradients, BagSums) else [gradients]:
+            assert isinstance(rows, np.ndarray)
+            self._push(index_at, ids_at, len(rows), address_of(rows), *constant, *scratch)
+            ids_at += ids.itemsize * len(rows)
 
     def update_other_rows(self, scalars: Floats, step: int) -> None:
         assert self._rest is not None

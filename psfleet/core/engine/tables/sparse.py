@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import UsageError
 from psfleet.core.engine.evictions import EvictedIds, EvictionCause
-from psfleet.core.engine.kernels.dedup import ascending
+from psfleet.core.engine.kernels.bags import RowBags
+from psfleet.core.engine.kernels.dedup import BagSums, UniqueIds, ascending
 from psfleet.core.engine.kernels.rule_source import scalars_of
 from psfleet.core.engine.schema.entry import EvictionStreamEntry, part_of
 from psfleet.core.engine.schema.table import Device, TableSpec
@@ -45,10 +46,15 @@ from psfleet.core.engine.tables.row_expiry import RowLifetime
 from psfleet.core.engine.tables.row_memory import EVERY, RowLimits, RowTraffic
 from psfleet.core.engine.tables.row_scan import EvictionStream, RowScan
 from psfleet.core.engine.tables.row_snapshot import FrozenRows, FrozenSparseTable
-from psfleet.core.engine.tables.row_update import PlacedRows, RowValues, placed_rows
+from psfleet.core.engine.tables.row_update import HostRowUpdate, PlacedRows, RowValues, placed_rows
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
+
+
+# From this many weights of a row on, bags are pooled from the table's own rows, and their gradients are
+# summed while rows are updated. For shorter rows, copies and arrays of sums cost less (benchmarks/README.md).
+_LONG_ROW = 32
 
 
 class SparseTable:
@@ -170,7 +176,34 @@ class SparseTable:
             self.traffic.unknown += unknown
         return unknown
 
-    def push(self, ids: Ids, gradients: Floats, learning_rate: float) -> None:
+    @property
+    def takes_sums(self) -> bool:
+        """True if a push of `BagSums` computes the sums while it updates the rows."""
+        # `type`, not isinstance: rows on disk are read in parts of a push that are no ranges.
+        is_long = self.spec.dim >= _LONG_ROW
+        return is_long and type(self._rule) is HostRowUpdate and not self.spec.pushed_scores
+
+    def pool(self, ids: UniqueIds, bags: Sequence[RowBags]) -> Floats | None:
+        """Return the pooled weights of bags, float32 [all bags, dim], or None if rows must be copied first.
+
+        The bits are those of `pull_into` followed by `UniqueIds.pool`.
+
+        Args:
+            ids: Distinct ids of the batch, in one group.
+            bags: Bags of the batch's ids.
+        """
+        rule, dim = self._rule, self.spec.dim
+        if type(rule) is not HostRowUpdate or not rule.is_plain or dim < _LONG_ROW:
+            return None
+        [unique] = ids.unique
+        # The lock is held while rows are pooled, since a push would change rows that are being read.
+        with self._lock:
+            addresses, unknown = rule.addresses(unique)
+            self.traffic.pulled += len(unique)
+            self.traffic.unknown += unknown
+            return ids.pool_at(addresses, dim, bags)
+
+    def push(self, ids: Ids, gradients: Floats | BagSums, learning_rate: float) -> None:
         """Update the rows of these ids.
 
         New ids get a row with their initial values first, unless the table's definition (its `entry`) does
@@ -187,8 +220,11 @@ class SparseTable:
         Raises:
             UsageError: The table is full; nothing was changed.
         """
+        values: RowValues = gradients
+        if not (self.takes_sums and isinstance(gradients, BagSums)):
+            values = np.ascontiguousarray(gradients)  # computes such sums too
         with self._lock:
-            self._push(np.ascontiguousarray(ids), np.ascontiguousarray(gradients), learning_rate)
+            self._push(np.ascontiguousarray(ids), values, learning_rate)
 
     def placed(self) -> PlacedRows | None:
         """Return an object for fast small pulls and pushes, which take addresses of arrays instead of arrays.

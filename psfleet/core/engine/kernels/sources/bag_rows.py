@@ -201,16 +201,12 @@ def merge(inverse, n, shift, gradients, ends, bags, weights, scales, sums):
             at += 1
 
 
-@kernel(void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64, int64))
-def merge_by_row(inverse, n, shift, gradients, ends, bags, scales, sums, groups, offsets, work):
-    """Compute `merge` without weights row by row, with bit-identical sums: each row adds its bags in order.
+@kernel(void(int64, int64, int64, int64, int64, int64, int64, int64))
+def sort_bags(inverse, n, shift, ends, bags, offsets, groups, work):
+    """Sort the bags of a batch by row: a bag once for each occurrence of the row, in the order of the batch.
 
-    `merge` visits the sums at random, once for each occurrence of an id. Here each sum is written once, while
-    the gradients of the bags, a smaller array, are read again and again. This is faster if ids repeat often
-    enough (_REPEATS of psfleet/core/engine/kernels/dedup.py).
-
-    offsets: int64 [groups + 2]: the number of each group's first row, the number of all rows, and a scratch
-    word. work: scratch of uint32 [rows + 2 + n].
+    inverse, n, shift, ends, bags: as for `merge`. offsets: int64 [groups + 1], the number of each group's
+    first row, and the number of all rows. work: uint32 [rows + 2 + n], written.
     """
     # A counting sort of the batch by row, which turns "row of each occurrence" into "bags of each row":
     #
@@ -222,12 +218,8 @@ def merge_by_row(inverse, n, shift, gradients, ends, bags, scales, sums, groups,
     #    is the start of the bags of row r, and work[r + 1] their end.
     #
     # The sort is stable, so a row's bags keep the order of the batch, and sums stay bit-identical.
-    #
-    # `order` then serves as the codes of `add_bags`: with a shift of 32 each bag is in group 0, whose rows
-    # are the gradients. `base` is the array of addresses that `add_bags` takes, with this one group.
     low, count = (int64(1) << shift) - 1, load_i64(offsets, groups)
-    order, base = work + 4 * (count + 2), offsets + 8 * (groups + 1)
-    store_i64(base, 0, gradients)
+    order = work + 4 * (count + 2)
     for number in range(count + 2):
         store_u32(work, number, uint32(0))
     for i in range(n):
@@ -249,18 +241,25 @@ def merge_by_row(inverse, n, shift, gradients, ends, bags, scales, sums, groups,
             store_u32(work, number, uint32(place + uint32(1)))
             store_u32(order, int64(place), uint32(b))
             at += 1
-    for group in range(groups):
-        first, rows = load_i64(offsets, group), load_i64(sums, group * 2)
-        begun = load_i64(sums, group * 2 + 1)  # sums that an earlier feature of the batch has begun
-        for place in range(load_i64(offsets, group + 1) - first):
-            start, end = load_u32(work, first + place), load_u32(work, first + place + 1)
-            # The batch may have several features, with a call for each. A row without bags occurs only in the
-            # others: it has its sum already, or gets it later, and must not be cleared or counted here.
-            if start < end:
-                row, goes_on = rows + place * (4 * DIM), int64(place < begun)
-                if scales == 0:
-                    add_bags(order, int64(start), int64(end), n, 32, base, 0, row, goes_on)
-                else:
-                    add_scaled(order, int64(start), int64(end), n, 32, base, scales, row, goes_on)
-                if place >= begun:
-                    store_i64(sums, group * 2 + 1, place + 1)
+
+
+@kernel(void(int64, int64, int64, int64, int64, int64, int64, int64))
+def sum_sorted(work, count, n, first, last, base, scales, sums):
+    """Sum the gradients of the bags of rows `first` to `last` - 1, with the bits of `merge` without weights.
+
+    `merge` visits the sums at random, once for each occurrence of an id. Here each sum is written once, while
+    the gradients of the bags, a smaller array, are read again and again.
+
+    work: as `sort_bags` wrote it for `count` rows and n ids. base: address of the address of the bags'
+    gradients, float32 [bags, DIM]. scales: float32 [bags], or address 0. sums: float32 [last - first, DIM].
+    """
+    # The sorted bags serve as the codes of `add_bags`: with a shift of 32 each bag is in group 0, whose rows
+    # are the gradients. `base` is the array of addresses that `add_bags` takes, with this one group.
+    order = work + 4 * (count + 2)
+    for number in range(first, last):
+        start, end = int64(load_u32(work, number)), int64(load_u32(work, number + 1))
+        to = sums + (number - first) * (4 * DIM)
+        if scales == 0:
+            add_bags(order, start, end, n, 32, base, 0, to, 0)
+        else:
+            add_scaled(order, start, end, n, 32, base, scales, to, 0)
