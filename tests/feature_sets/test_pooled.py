@@ -198,7 +198,7 @@ def test_sums_of_bags_by_blocks(groups: int, dim: int, monkeypatch: pytest.Monke
     gradients = dice.standard_normal((1100, dim)).astype(np.float32)
     gradients[::3] = -0.0
     expected = np.concatenate(joined.merge(spread_parts(gradients, parts)))
-    sums = joined.bag_sums(gradients, parts)
+    sums = joined.sums_later(gradients, parts)
     assert sums is not None
     assert sums.shape == expected.shape
     assert np.asarray(sums).tobytes() == expected.tobytes()
@@ -209,7 +209,7 @@ def test_sums_of_bags_by_blocks(groups: int, dim: int, monkeypatch: pytest.Monke
     mask = dice.random(len(expected)) < 0.5
     assert sums[mask].tobytes() == expected[mask].tobytes()
     weighted = RowBags(many, dice.standard_normal(parts[2].rows).astype(np.float32))
-    assert joined.bag_sums(gradients, [*parts[:2], weighted]) is None
+    assert joined.sums_later(gradients, [*parts[:2], weighted]) is None
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan, 3e38])

@@ -15,8 +15,10 @@ from psfleet.core.base.logs import set_up_logs
 from psfleet.core.base.settings.environment import read_environment, unknown_variables
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.client import Client
+from psfleet.core.engine.kernels import cache
 from psfleet.core.graph.execution.executor import Executor
 from psfleet.core.graph.program.program import Program, program_guard
+from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.process_runtime import active, current
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD, Adam, Ftrl
@@ -326,3 +328,31 @@ def test_unknown_variables(
     assert capsys.readouterr().err == (
         "PSFLEET_ON_NON is set, and psfleet has no such variable; is PSFLEET_ON_NAN meant?\n"
     )
+
+
+@pytest.mark.parametrize("repeats", [1, 30])
+def test_a_pull_has_a_row_for_each_id(repeats: int) -> None:
+    """Rows of repeated ids and of ids without a row are those of the distinct ids, in the ids' shape."""
+    table = Client(EmbeddedRuntime()).sparse_table("rows", 6, SGD(0.5))
+    table.push(np.arange(90), np.ones((90, 6)))
+    distinct = np.arange(80, 100)
+    rows = table.pull(distinct)
+    ids = np.concatenate([np.full(repeats, 95), distinct[::-1], np.full(repeats, 80)])
+    pulled = table.pull(ids.reshape(2, -1))
+    assert pulled.shape == (2, len(ids) // 2, 6)
+    np.testing.assert_array_equal(pulled.reshape(-1, 6), rows[ids - 80])
+
+
+@pytest.mark.parametrize(("mode", "width"), [("embedded", 23), ("async", 29)])
+def test_a_table_is_made_with_its_kernels(mode: str, width: int) -> None:
+    """The first pull and push of a table load no kernel: making the table has loaded all of them."""
+    with LocalFleet(1, 1) as fleet:
+        runtime = EmbeddedRuntime() if mode == "embedded" else fleet.connect(0, mode)
+        table = Client(runtime).sparse_table("rows", width, SGD(0.5))
+        loaded = set(cache._modules)
+        assert any(name.startswith(f"psfleet_kernel_row_sums_{width}") for name in loaded)
+        ids = np.arange(200) // 2
+        table.push(ids, np.ones_like(table.pull(ids)))
+        runtime.flush()
+        assert set(cache._modules) == loaded
+        runtime.close()

@@ -34,6 +34,7 @@ from psfleet.core.engine.gradient_checks import (
     check_spec_value,
 )
 from psfleet.core.engine.gradients import without_values
+from psfleet.core.engine.kernels.dedup import load_batch_kernels
 from psfleet.core.engine.kernels.number_formats import rounded
 from psfleet.core.engine.kernels.recent_batches import RecentBatches
 from psfleet.core.engine.non_finite_check import NonFiniteCheck, SkippedGradients
@@ -143,6 +144,7 @@ class EmbeddedRuntime(ScriptRuntime):
             spec = placed(spec, self._specs.values())
         self._shard.create(spec, flat)
         self._specs[spec.key] = spec
+        load_batch_kernels(spec)
         return spec.key
 
     def open(self, name: str) -> TableSpec:
@@ -167,11 +169,17 @@ class EmbeddedRuntime(ScriptRuntime):
         # Each row is read once, even if the batch repeats its id. `_batches` stores the distinct ids of
         # recent batches, because the push of this step will need them too.
         unique = self._batches.unique_ids(read.table, ids if ids.ndim == 1 else ids.reshape(-1), 1)
-        if read.bags is not None and value_format(spec, self.wire.values) == "float32":
+        if value_format(spec, self.wire.values) == "float32":
             table = self._shard.tables[read.table]
             assert isinstance(table, SparseTable)
-            if (pooled := table.pool(unique, read.bags)) is not None:
-                return pooled
+            if read.bags is not None:
+                if (pooled := table.pool(unique, read.bags)) is not None:
+                    return pooled
+            elif 8 * len(unique.unique[0]) > 7 * ids.size:
+                # Few repeats: reading their rows again costs less than copying all rows to the batch.
+                rows = np.empty((*ids.shape, spec.dim), np.float32)
+                table.pull_into(ids.reshape(-1), rows)
+                return rows
         [rows] = self._shard.tables.read([Read(read.table, unique.unique[0])])
         parts = [self._arrived(spec, rows)]
         if read.bags is not None:
@@ -225,7 +233,7 @@ class EmbeddedRuntime(ScriptRuntime):
             ids = unique.unique[0]
             sums = None
             if gradient.bags is not None and self._sums_later(spec, gradient):
-                sums = unique.bag_sums(values, gradient.bags)
+                sums = unique.sums_later(values, gradient.bags)
             # BagSums does for the shard and the table what an array would do.
             values = unique.merge(values, gradient.bags)[0] if sums is None else cast(Floats, sums)
         if gradient.precision != "float32":
@@ -233,7 +241,7 @@ class EmbeddedRuntime(ScriptRuntime):
         return dataclasses.replace(gradient, values=values, ids=ids, bags=None)
 
     def _sums_later(self, spec: TableSpec, gradient: Gradient) -> bool:
-        """Return whether the table can sum the gradients of bags by itself, while it updates its rows."""
+        """Return whether the table should sum the gradients of bags itself, while it updates its rows."""
         table = self._shard.tables[spec.key]
         return (
             isinstance(table, SparseTable)

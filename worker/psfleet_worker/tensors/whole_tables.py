@@ -15,6 +15,7 @@ from psfleet.core.base.errors import UnknownTable
 from psfleet.core.base.settings.kinds import place_or_url
 from psfleet.core.engine.evictions import EvictedIds
 from psfleet.core.engine.gradient_checks import check_ids, check_spec_value
+from psfleet.core.engine.kernels.dedup import load_batch_kernels
 from psfleet.core.engine.runtime_interface import TableState
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.table_placement import dense_ranges, located_as, owned_rows, placed
@@ -231,7 +232,9 @@ class WorkerTables(TableReader):
         flat = check_spec_value(spec, value)
         spec = placed(spec, self.specs.values())
         first, *later_clients = self._fleet.clients
-        [response] = wait_all([self._create_on(first, spec, self._parts(spec, flat)[0])])
+        creation = self._create_on(first, spec, self._parts(spec, flat)[0])
+        load_batch_kernels(spec)  # while the server loads its own
+        [response] = wait_all([creation])
         reply = shard_pb2.CreateTableReply.FromString(response)
         if reply.HasField("spec"):
             spec = located_as(read_spec(reply.spec), spec)

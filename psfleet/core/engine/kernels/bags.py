@@ -135,6 +135,15 @@ class RowBags:
         return address_of(self._ends), len(self), first, second
 
 
+def joined_bags(parts: Sequence[RowBags]) -> RowBags:
+    """Return the bags of several features as one division. Their rows have no weights."""
+    joined = RowBags(np.concatenate([part.lengths for part in parts]))
+    if any(part.scales is not None for part in parts):
+        scales = [np.ones(len(p), np.float32) if p.scales is None else p.scales for p in parts]
+        joined.scales = np.concatenate(scales)
+    return joined
+
+
 def pool_parts(rows: Floats, parts: Sequence[RowBags]) -> Floats:
     """Pool the rows of one table for several features; return float32 [all bags, dim].
 

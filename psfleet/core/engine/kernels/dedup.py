@@ -25,10 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import ShapeError
-from psfleet.core.engine.kernels.bags import RowBags
+from psfleet.core.engine.kernels.bags import RowBags, joined_bags
 from psfleet.core.engine.kernels.generate import static_kernels, width_kernels
 from psfleet.core.engine.kernels.id_routing import routes
 from psfleet.core.engine.kernels.initial_values import address_of
+from psfleet.core.engine.schema.table import TableSpec
 
 # Bits of the filter of `first_repeat` for each entry of the hash table. With 4, one of 40 distinct ids hits a
 # bit that another id has set, and has to be looked up.
@@ -203,7 +204,7 @@ class UniqueIds:
             np.add(gradients, _ZERO, sums[0])
             return
         if bags is not None and len(self.inverse) >= _REPEATS * sum(map(len, self.unique)):
-            later = self.bag_sums(gradients, bags)
+            later = self.sums_later(gradients, bags)
             if later is not None:
                 for group, group_sums in enumerate(sums):
                     later.write(group_sums, group)
@@ -227,13 +228,11 @@ class UniqueIds:
             *(*part.arguments, target),
         )
 
-    def bag_sums(self, gradients: Floats, bags: Sequence[RowBags]) -> "BagSums | None":
+    def sums_later(self, gradients: Floats, bags: Sequence[RowBags]) -> "BagSums | None":
         """Return the sums that `merge` would return, not yet computed, or None if rows have weights.
 
         Args:
-            gradients: Gradients of the bags, float32 [all bags, dim]. They must not change until the sums
-                have been read.
-            bags: Bags as for `pool`.
+            gradients, bags: As for `merge`. The gradients must not change until the sums have been read.
         """
         self._check_bags(bags)
         if not bags or any(part.weights is not None for part in bags):
@@ -261,21 +260,19 @@ class BagSums:
         codes, rows = ids.inverse, sum(counts)
         self.gradients, self.shape, self.square = gradients, (rows, dim), 0.0
         self._firsts = firsts = np.array([*itertools.accumulate(counts, initial=0)], np.int64)
-        scales, ends = None, np.concatenate([part.lengths for part in bags]).cumsum()
-        if any(part.scales is not None for part in bags):
-            parts = [np.ones(len(b), np.float32) if b.scales is None else b.scales for b in bags]
-            scales = np.concatenate(parts)
+        joined = bags[0] if len(bags) == 1 else joined_bags(bags)
+        ends, bag_count, _, scales = joined.arguments
         base = np.array([address_of(gradients)], np.int64)
         work = np.empty(rows + 2 + len(codes), np.uint32)
         kernels = width_kernels("bag_rows", dim)
         kernels.sort_bags(
-            *(address_of(codes), len(codes), ids.shift, address_of(ends), len(ends)),
+            *(address_of(codes), len(codes), ids.shift, ends, bag_count),
             *(address_of(firsts), len(counts), address_of(work)),
         )
-        self._arrays = base, work, scales  # keeps alive what the kernel has the addresses of
+        self._arrays = base, work, joined  # keeps alive what the kernel has the addresses of
         self._n, self._sum_sorted = len(codes), kernels.sum_sorted
         self._sorted = address_of(work), rows, len(codes)
-        self._gradients = address_of(base), 0 if scales is None else address_of(scales)
+        self._gradients = address_of(base), scales
 
     def __len__(self) -> int:
         """Return the number of distinct ids."""
@@ -379,6 +376,18 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
     kernels.split(unique, codes, count, shift, address_of(offsets), address_of(out))
     # Slices instead of np.split, which takes 10 us for each table of a step.
     return UniqueIds([out[a:b] for a, b in itertools.pairwise(ends)], inverse, shift)
+
+
+def load_batch_kernels(spec: TableSpec) -> None:
+    """Load the kernels that batches of a sparse table need, so that the first pull and push do not wait.
+
+    The first kernel of a process takes 0.4 s, and seconds if the cache is empty. Does nothing for a dense
+    table.
+    """
+    if spec.kind == "sparse":
+        static_kernels("dedup")
+        for width in {spec.dim, spec.push_width}:
+            width_kernels("row_sums", width, "expand", "merge")
 
 
 def first_repeat(ids: Ids) -> int | None:

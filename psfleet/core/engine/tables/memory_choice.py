@@ -155,11 +155,12 @@ class CudaMemory(MemoryKind):
 
 
 def _load_kernels(spec: TableSpec, *names: str, pad: int = 0) -> None:
+    """Load the kernels of a new table, and those that check ids, so that no push waits for them."""
     rule_kernels = [
         partial(host_kernels, spec, rests, pad) for rests in (False, True)[: 1 + spec.every_row]
     ]
     load_in_any_order(
-        *(partial(static_kernels, name) for name in names),
+        *(partial(static_kernels, name) for name in (*names, "dedup")),
         *rule_kernels,
         partial(host_pull_kernels, spec),
     )
