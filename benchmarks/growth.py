@@ -9,7 +9,7 @@ Before each run, as much memory is used and released: a virtual machine gets mem
 time from its host, which takes up to 5 ms for a huge page. `--cold` leaves that out.
 """
 
-import os
+import resource
 import time
 from typing import NamedTuple
 
@@ -107,13 +107,13 @@ def grow(rows: int, batch: int, reserved: bool, warm: bool) -> Growth:
     table = SparseTable(TableSpec("growth", "sparse", (DIM,), rules.Adam()))
     if reserved:
         table.reserve(rows)
-    durations, before = [], os.times()
+    durations, before = [], resource.getrusage(resource.RUSAGE_SELF)
     for ids in order.reshape(-1, batch):
         start, cpu = time.perf_counter(), time.thread_time()
         table.push(ids, gradients[:batch], 1e-3)
         durations.append((time.perf_counter() - start, time.thread_time() - cpu))
-    after = os.times()
-    user, system = after.user - before.user, after.system - before.system
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
     both, every = [], max(len(order) // PICKED, 1)
     out = np.empty((PICKED, DIM), np.float32)
     for _ in range(20):

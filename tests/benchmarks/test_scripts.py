@@ -71,11 +71,15 @@ def test_pooled(tmp_path: Path) -> None:
 
 
 def test_growth(tmp_path: Path) -> None:
-    """The pauses are ordered: the worst is no less than the median."""
+    """The pauses are ordered: the worst is no less than the median. A row's CPU and bytes follow."""
     rows = run("growth.py", "--rows", "8192", folder=tmp_path)["rows"]
-    for worst, median in ((rows[0], rows[3]), (rows[4], rows[7])):
-        assert (worst["pause"], median["pause"]) == ("worst", "median")
+    for first, worst, median in ((rows[0], rows[1], rows[4]), (rows[5], rows[6], rows[9])):
+        names = [row["pause"] for row in (first, worst, median)]
+        assert names == ["first", "worst", "median"]
         assert worst["ms"] >= median["ms"] > 0
+    for row in rows[10:]:
+        assert min(row["M rows / CPU-s"], row["pull + push"]) > 0
+        assert row["bytes / row"] > 192
 
 
 @pytest.mark.timeout(600)  # W1 and W3 run with each kind

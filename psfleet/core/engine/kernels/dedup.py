@@ -282,7 +282,7 @@ class BagSums:
     def are_surely_finite(self) -> bool:
         """True if no sum can overflow, because the gradients of the bags are so small. Reads those alone."""
         flat = self.gradients.reshape(-1)
-        return float(np.vdot(flat, flat)) ** 0.5 * self._n < _LARGEST
+        return bool(float(np.vdot(flat, flat)) ** 0.5 * self._n < _LARGEST)
 
     def blocks(self) -> Iterator[Floats]:
         """Return the sums of the distinct ids in order, float32 [rows, dim], as several blocks of rows.
@@ -303,15 +303,19 @@ class BagSums:
         """Write the sums of one group's (server's) distinct ids, float32 [distinct ids, dim], contiguous."""
         self._sum(int(self._firsts[group]), sums)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
+    def to_host(self) -> Floats:
         """Compute all sums, float32 [distinct ids, dim]."""
         sums = np.empty(self.shape, np.float32)
         self._sum(0, sums)
         return sums
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
+        """Compute all sums for NumPy, which passes the arguments of `np.asarray`."""
+        return self.to_host()
+
     def __getitem__(self, mask: NDArray[np.bool_]) -> Floats:
         """Compute all sums, and return those of the ids that the mask selects."""
-        return np.asarray(self)[mask]
+        return self.to_host()[mask]
 
     def _sum(self, first: int, out: Floats) -> None:
         """Write the sums of as many rows as `out` has, from number `first` on."""
