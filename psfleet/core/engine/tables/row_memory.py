@@ -391,6 +391,8 @@ class RowLimits(NamedTuple):
 class RowTraffic:
     """Counts ids of one server's part of a table, for metrics. Each call counts an id once.
 
+    In one process without servers, a pull of a batch with few repeats counts these too.
+
     Attributes:
         pulled: Ids whose weights were read.
         unknown: The part of `pulled` that had no row.
