@@ -42,7 +42,17 @@ def fail(request: bytes, call: IncomingCall) -> None:
     call.end(None)
 
 
-METHODS = {"/test.Echo/Echo": echo, "/test.Echo/Later": later, "/test.Echo/Fail": fail}
+def crash(request: bytes, call: IncomingCall) -> None:
+    """Raise what no handler should."""
+    raise KeyError(request.decode())
+
+
+METHODS = {
+    "/test.Echo/Echo": echo,
+    "/test.Echo/Later": later,
+    "/test.Echo/Fail": fail,
+    "/test.Echo/Crash": crash,
+}
 
 
 @contextlib.contextmanager

@@ -106,6 +106,29 @@ def check_errors(client: Http2Client) -> None:
     assert client.call("/test.Echo/Echo", b"on", 30) == b"on"
 
 
+def test_a_handler_that_raises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its call ends with INTERNAL and a sentence, and its connection goes on; the log has the traceback."""
+    crashes = replace(SETTINGS, at_once={"/test.Echo/Echo": lambda request: [][len(request)]})
+    with serving(tmp_path) as path, connected(path) as client:
+        for _ in range(3):  # the second and third with known headers
+            with pytest.raises(CallFailed) as raised:
+                client.call("/test.Echo/Crash", b"what", 60)
+            assert (raised.value.code, raised.value.details) == (
+                13,
+                "the server failed: KeyError: 'what'; see its log",
+            )
+            assert client.call("/test.Echo/Echo", b"fine", 60) == b"fine"
+            assert len(client.idle) == 1
+            assert capsys.readouterr().err.count("Traceback") == 1
+    (tmp_path / "h2").unlink()
+    with serving(tmp_path, crashes) as path, connected(path) as client:
+        assert client.call("/test.Echo/Echo", b"fine", 60) == b"fine"  # read frame by frame
+        for _ in range(2):
+            with pytest.raises(CallFailed, match="the server failed: IndexError: "):
+                client.call("/test.Echo/Echo", b"fine", 60)
+            assert len(client.idle) == 1
+
+
 def test_many_calls_at_once(tmp_path: Path) -> None:
     """One connection of grpcio's carries many calls; threads of ours have a connection each."""
     messages = [random.Random(seed).randbytes(150_000) for seed in range(6)]

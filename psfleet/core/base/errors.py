@@ -139,6 +139,15 @@ class NotReady(ProtocolError):
     """The server is not ready for this call, as after a restart. The caller tries again shortly."""
 
 
+def internal_error(error: Exception) -> PsfleetError:
+    """Return the error that a server sends for an unexpected exception, such as a bug or a MemoryError.
+
+    The caller writes the traceback to the server's log.
+    """
+    words = " ".join(str(error).split())
+    return PsfleetError(f"the server failed: {type(error).__name__}: {words}; see its log")
+
+
 def joined_refusals(refusals: Sequence[UsageError]) -> UsageError:
     """Return one error for several refused pushes: the first error, with the number of further refusals."""
     first, refused_count = refusals[0], len(refusals) - 1

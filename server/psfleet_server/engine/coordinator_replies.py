@@ -1,4 +1,7 @@
-"""Encodes the coordinator's outcomes and completes the replies of the calls that waited for them."""
+"""Encodes the coordinator's outcomes and completes the replies of the calls that waited for them.
+
+An unexpected error of one reply becomes the error of its call, and the other replies are sent.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +11,7 @@ from psfleet.core.net.membership_messages import mode_fields
 from psfleet.core.net.v1 import coordinator_pb2
 from psfleet_server.coordinator.barriers import CollectiveReply
 from psfleet_server.coordinator.coordinator_messages import Outcome, Registration
-from psfleet_server.rpc.replies import DeferredReply
+from psfleet_server.rpc.replies import DeferredReply, as_psfleet_error
 
 
 def release(outcomes: Sequence[Outcome], servers: Sequence[str]) -> None:
@@ -23,15 +26,19 @@ def release(outcomes: Sequence[Outcome], servers: Sequence[str]) -> None:
     for outcome in outcomes:
         reply = outcome.call
         assert isinstance(reply, DeferredReply)
-        match outcome:
-            case SendError():
-                reply.fail(outcome.error)
-            case CollectiveReply(value=value, mode_request=request):
-                if last is None or last.value is not value or last.mode_request is not request:
-                    last, message = outcome, _collective_reply(outcome, servers)
-                reply.complete(message)
-            case Registration():
-                reply.complete(_seated(outcome, servers))
+        # An error must not leave this reply, or those after it, without an end.
+        try:
+            match outcome:
+                case SendError():
+                    reply.fail(outcome.error)
+                case CollectiveReply(value=value, mode_request=request):
+                    if last is None or last.value is not value or last.mode_request is not request:
+                        message, last = _collective_reply(outcome, servers), outcome
+                    reply.complete(message)
+                case Registration():
+                    reply.complete(_seated(outcome, servers))
+        except Exception as error:
+            reply.fail(as_psfleet_error(error))
 
 
 def _seated(seating: Registration, servers: Sequence[str]) -> bytes:

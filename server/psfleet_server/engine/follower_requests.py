@@ -19,12 +19,13 @@ from psfleet.core.base.errors import UsageError
 from psfleet.core.engine.kernels.hash_index import SEGMENT_COUNT
 from psfleet.core.engine.kernels.id_routing import VIRTUAL_SHARDS, owned_by
 from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import SendError
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.dense import DenseTable
 from psfleet.core.engine.tables.row_data import TableChanges
 from psfleet.core.net.table_messages import NO_IDS, TableToSend, lay_out_changes, lay_out_rows
 from psfleet.core.net.v1.follower_pb2 import ChangesReply, ChangesRequest, FollowedPush, RowsRequest
-from psfleet_server.rpc.replies import DeferredReply
+from psfleet_server.rpc.replies import DeferredReply, as_psfleet_error
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -77,7 +78,7 @@ class Followers:
         self._page = page
         self._waiting: dict[DeferredReply, ChangesRequest] = {}
 
-    def ask(self, request: ChangesRequest, reply: DeferredReply) -> list[SendChanges]:
+    def ask(self, request: ChangesRequest, reply: DeferredReply) -> list[SendChanges | SendError]:
         """Add a request, and return the replies that can be sent now.
 
         In a mode with rounds, a request waits until the round that it names is closed.
@@ -86,7 +87,7 @@ class Followers:
         self._waiting[reply] = request
         return self.due()
 
-    def due(self) -> list[SendChanges]:
+    def due(self) -> list[SendChanges | SendError]:
         """Return the replies to all requests whose round is closed by now."""
         if not self._waiting:
             return []
@@ -97,12 +98,19 @@ class Followers:
             for reply, request in self._waiting.items()
             if not has_rounds or request.round <= closed
         ]
-        return [SendChanges(reply, self._changes(self._waiting.pop(reply))) for reply in ready]
+        return [self._reply_to(reply) for reply in ready]
 
-    def expire(self, reply: DeferredReply) -> list[SendChanges]:
+    def expire(self, reply: DeferredReply) -> list[SendChanges | SendError]:
         """Reply with the changes so far to a request that has waited long enough for its round to close."""
-        request = self._waiting.pop(reply, None)
-        return [] if request is None else [SendChanges(reply, self._changes(request))]
+        return [self._reply_to(reply)] if reply in self._waiting else []
+
+    def _reply_to(self, reply: DeferredReply) -> SendChanges | SendError:
+        request = self._waiting.pop(reply)
+        # Another call may have led here, whose own reply must not fail with this one.
+        try:
+            return SendChanges(reply, self._changes(request))
+        except Exception as error:
+            return SendError(reply, as_psfleet_error(error))
 
     def _changes(self, request: ChangesRequest) -> bytes:
         shard, log, began = self._shard, self._shard.tables.changes, time.thread_time()

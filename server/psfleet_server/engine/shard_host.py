@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from psfleet.core.base import crash_points
-from psfleet.core.base.errors import DeadlineExceeded, LimitExceeded, ProtocolError, PsfleetError
+from psfleet.core.base.errors import DeadlineExceeded, LimitExceeded, ProtocolError
 from psfleet.core.base.memory import resident
 from psfleet.core.base.settings.declared_settings import ServerLimits
 from psfleet.core.engine.runtime_interface import Read
@@ -69,6 +69,7 @@ from psfleet_server.rpc.call_layout import PullResponse, lay_out
 from psfleet_server.rpc.replies import (
     Deadlines,
     DeferredReply,
+    as_psfleet_error,
     explain,
     explain_refusals,
     explained,
@@ -187,7 +188,7 @@ class ShardHost:
             instructions = self.shard.handle(event, call)
         except Exception as error:
             explain(error, self.shard.recent)
-            raise
+            instructions = [SendError(call, as_psfleet_error(error))]
         if cutting is not None and self.shard.cuts.is_lost(cutting.number):
             self.parts.forget(cutting.number)
         replies: list[Reply] = []
@@ -501,15 +502,17 @@ class ShardHost:
         for instruction in instructions:
             reply = instruction.call
             assert isinstance(reply, DeferredReply)
-            match instruction:
-                case SendValues():
-                    try:
+            # An error must not leave this reply, or those after it, without an end: their calls may be those
+            # of other workers.
+            try:
+                match instruction:
+                    case SendValues():
                         reply.complete(self._values(instruction, reply))
-                    except PsfleetError as error:
-                        reply.fail(error)
-                case SendError():
-                    reply.fail(instruction.error)
-                case SendChanges():
-                    reply.complete(instruction.changes)
-                case SendOutcome() | SendReport():
-                    raise AssertionError(f"{instruction} answers a call that waits for values")
+                    case SendError():
+                        reply.fail(instruction.error)
+                    case SendChanges():
+                        reply.complete(instruction.changes)
+                    case SendOutcome() | SendReport():
+                        raise AssertionError(f"{instruction} answers a call that waits for values")
+            except Exception as error:
+                reply.fail(as_psfleet_error(error))

@@ -37,6 +37,7 @@ from psfleet.core.base.errors import (
     NotReady,
     ProtocolError,
     PsfleetError,
+    internal_error,
 )
 from psfleet.core.base.logs import RateLimitedLog, log_of
 from psfleet.core.base.observability.exposition import LatencyHistogram
@@ -404,8 +405,7 @@ def as_psfleet_error(error: Exception) -> PsfleetError:
     if isinstance(error, PsfleetError):
         return error
     _log.error("a call has failed", exc_info=error)
-    words: Any = " ".join(str(error).split())
-    return PsfleetError(f"the server failed: {type(error).__name__}: {words}; see its log")
+    return internal_error(error)
 
 
 def _log_slow(name: str, duration: int) -> None:

@@ -156,6 +156,9 @@ class Shard:
                     return self._install(event, call)
         except PsfleetError as error:
             return [SendError(call, error)]
+        except Exception:
+            self._waiting.pop(call, None)  # the caller refuses it
+            raise
 
     def _join(self, event: Join, call: Call) -> list[Instruction]:
         self.workers.check_seat(event.worker)
@@ -290,8 +293,12 @@ class Shard:
             instructions += self._cut_if_due()
         if self._waiting:
             is_ready = self.consistency.is_ready
-            ready = [call for call, pull in self._waiting.items() if is_ready(pull)]
-            instructions += [self._serve(call, self._waiting.pop(call)) for call in ready]
+            ready = {call: pull for call, pull in self._waiting.items() if is_ready(pull)}
+            instructions += [self._serve(call, pull) for call, pull in ready.items()]
+            # Only now: if an unexpected error comes before, each of these pulls still waits here for its
+            # deadline, and so gets a reply.
+            for call in ready:
+                del self._waiting[call]
         return instructions
 
     def _may_close(self) -> bool:

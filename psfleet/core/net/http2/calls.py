@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from typing_extensions import override
 
-from psfleet.core.base.errors import LimitExceeded
+from psfleet.core.base.errors import LimitExceeded, internal_error
+from psfleet.core.base.logs import log_of
 from psfleet.core.base.memory import unwritten_bytes
 from psfleet.core.net.http2.frames import ConnectionBroken, DamagedMessage
 from psfleet.core.net.http2.header_blocks import OK_HEADERS, OK_TRAILERS
@@ -24,8 +25,10 @@ from psfleet.core.net.http2.header_blocks import OK_HEADERS, OK_TRAILERS
 if TYPE_CHECKING:
     from psfleet.core.net.http2.server_connection import ServerConnection
 
+_log = log_of(__name__)
+
 _PREFIX = 5  # bytes before each gRPC message: 1 if it is compressed, and its length as u32
-_INVALID, _EXHAUSTED, _UNIMPLEMENTED = 3, 8, 12  # status codes of gRPC
+_INVALID, _EXHAUSTED, _UNIMPLEMENTED, _INTERNAL = 3, 8, 12, 13  # status codes of gRPC
 _SHORT = 1 << 10  # longest DATA frame whose prefix and message are read in one call, in bytes
 
 
@@ -323,7 +326,7 @@ class IncomingCall(StreamState):
                 # more only after it has read them.
                 if not self.connection.took_replies(self):
                     raise DamagedMessage(_EXHAUSTED, "answers wait that are not read", size)
-                self.behavior.take(message, self)
+                self.run_handler(self.behavior.take, message)
 
     def write(self, message: bytes) -> None:
         """Send one message of a streaming reply."""
@@ -357,6 +360,22 @@ class IncomingCall(StreamState):
         self.code, self.details = code, details
         self.end(None)
 
+    def run_handler(self, handler: Callable[..., None], *message: bytes) -> None:
+        """Call a handler with this call as its last argument. If it raises, the call ends with INTERNAL.
+
+        Otherwise the exception would end the connection, and the client would repeat the call until its
+        deadline.
+        """
+        try:
+            handler(*message, self)
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """End the call with an unexpected error of its handler, and write the traceback to the log."""
+        _log.error("a call has failed", exc_info=error)
+        self.refuse(_INTERNAL, str(internal_error(error)))
+
     def cancel(self) -> None:
         """End a call whose message has not arrived in full, so that another call can be admitted."""
         self.refuse(_EXHAUSTED, "too many messages are on their way to this server")
@@ -371,7 +390,10 @@ class IncomingCall(StreamState):
 
 
 Behavior = Callable[[bytes, IncomingCall], None]
-"""Handler of a method. It gets a request, and replies through the call now or later. It must not raise."""
+"""Handler of a method. It gets a request, and replies through the call now or later.
+
+If it raises, the call ends with INTERNAL (`IncomingCall.run_handler`).
+"""
 
 
 @dataclass(frozen=True)

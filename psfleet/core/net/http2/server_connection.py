@@ -202,19 +202,28 @@ class ServerConnection(Http2Connection[IncomingCall]):
         if reply_to is not None:
             # The call is not among `streams` yet, and `Http2Server.stop` must wait for it.
             self._is_answering = True
-            reply = reply_to(message)
+            try:
+                reply = reply_to(message)
+            except Exception as error:
+                self._open_whole(number, behavior).fail(error)
+                return True
             if reply is not None and self._send_whole(number, reply):
                 self._is_answering = False
                 return True
-        call = self.streams[number] = IncomingCall(number, self.stream_window, self.most)
-        self._is_answering = False
-        call.connection, call.behavior, call.ended = self, behavior, True
+        call = self._open_whole(number, behavior)
         if reply is not None:  # the windows do not accept it yet: queue it as any reply
             call.end(reply)
             return True
         call.deadline = time.monotonic() + int(timeout[:-1]) * 1e-3
-        behavior(message, call)
+        call.run_handler(behavior, message)
         return True
+
+    def _open_whole(self, number: int, behavior: Behavior) -> IncomingCall:
+        """Register a new call whose request has arrived in one piece."""
+        call = self._open(number)
+        self._is_answering = False
+        call.behavior, call.ended = behavior, True
+        return call
 
     def _send_whole(self, number: int, reply: bytes) -> bool:
         """Send a reply if the flow-control windows accept all of it now. Returns False if they do not."""
@@ -364,13 +373,13 @@ class ServerConnection(Http2Connection[IncomingCall]):
         if stream.behavior is None or not self._messages.leave(self, stream):
             return
         if isinstance(stream.behavior, Streaming):
-            stream.behavior.end(stream)
+            stream.run_handler(stream.behavior.end)
             return
         if not stream.is_whole:
             stream.refuse(_INVALID, "the call ended without its message")
             return
         message, stream.content = stream.content, b""
-        stream.behavior(message, stream)
+        stream.run_handler(stream.behavior, message)
 
     @override
     def on_damage(self, stream: IncomingCall, damage: DamagedMessage) -> None:

@@ -1,0 +1,142 @@
+"""An error that a server does not expect, such as a bug, reaches every caller at once, in a sentence."""
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from psfleet.core.base.errors import PsfleetError
+from psfleet.core.engine.rules import SGD
+from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import SendError
+from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.shard_tables import ShardTables
+from psfleet.core.net.v1.follower_pb2 import ChangesRequest
+from psfleet.fleet.testing.local_fleet import LocalFleet
+from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.engine import coordinator_replies
+from psfleet_server.engine.follower_requests import Followers
+from psfleet_server.engine.shard_host import ShardHost
+from psfleet_server.rpc.call_layout import CallPlan
+from tests.trainings import in_threads
+
+SPEC = TableSpec("rows", "sparse", (4,), SGD())
+FAILED = r"the server failed: MemoryError: no bytes are left; see its log"
+
+
+def broken(*arguments: object, **named: object) -> None:
+    raise MemoryError("no bytes\nare left")
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
+    """The block raises the server's sentence long before any deadline: the shortest has ten seconds."""
+    began = time.monotonic()
+    with pytest.raises(PsfleetError, match=FAILED):
+        yield
+    assert time.monotonic() - began < 5
+
+
+def step(runtime: Runtime, count: int) -> None:
+    """A push with a pull behind it, mostly in one call."""
+    ids = np.arange(count)
+    runtime.push([Gradient(SPEC.key, np.ones((count, 4), np.float32), ids, 0.1)])
+    runtime.pull([Read(SPEC.key, ids)])
+
+
+@pytest.mark.parametrize(
+    ("lane", "count", "owner", "name"),
+    [
+        ("auto", 4, CallPlan, "apply"),
+        ("auto", 40, CallPlan, "fit"),
+        ("inline", 4, CallPlan, "apply"),
+        ("inline", 4, Shard, "note"),
+        ("inline", 4000, Shard, "note"),
+    ],
+)
+def test_a_push(
+    lane: str,
+    count: int,
+    owner: type,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In plain calls and others, with tensors in the message or in shared memory."""
+    monkeypatch.setenv("PSFLEET_LANE", lane)
+    with LocalFleet(servers=1, workers=1, in_process=True) as fleet:
+        runtime = fleet.connect(0, "async")
+        runtime.create(SPEC)
+        for _ in range(4):  # the server learns the layout of the call
+            step(runtime, count)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, broken)
+            with at_once():
+                step(runtime, count)
+        with contextlib.suppress(PsfleetError):
+            runtime.close()
+    assert re.search(r"Traceback(.|\n)*MemoryError: no bytes", capsys.readouterr().err)
+
+
+def test_all_pulls_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call of one worker answers those of others: all of them get an end."""
+    runtimes: dict[int, Runtime] = {}
+    with LocalFleet(servers=1, workers=3, in_process=True) as fleet:
+
+        def begin(worker: int) -> None:
+            runtimes[worker] = fleet.connect(worker, "sync")
+            runtimes[worker].create(SPEC)
+
+        def train(worker: int) -> None:
+            runtime = runtimes[worker]
+            runtime.push([Gradient(SPEC.key, np.ones((2, 4), np.float32), np.arange(2), 0.1)])
+            with at_once():
+                runtime.pull([Read(SPEC.key, np.arange(2))])
+
+        in_threads([partial(begin, worker) for worker in range(3)])
+        with monkeypatch.context() as patch:
+            patch.setattr(ShardTables, "read_into", broken)
+            in_threads([partial(train, worker) for worker in range(3)])
+        for runtime in runtimes.values():
+            with contextlib.suppress(PsfleetError):
+                runtime.close()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Coordinator, "arrive"), (ShardHost, "meet"), (coordinator_replies, "_collective_reply")],
+)
+def test_a_barrier(owner: object, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over gRPC, for the caller and for all who wait."""
+    runtimes: dict[int, Runtime] = {}
+    with LocalFleet(servers=1, workers=2, in_process=True) as fleet:
+
+        def begin(worker: int) -> None:
+            runtimes[worker] = fleet.connect(worker, "async")
+
+        def meet(worker: int) -> None:
+            with at_once():
+                runtimes[worker].barrier()
+
+        in_threads([partial(begin, worker) for worker in range(2)])
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, broken)
+            in_threads([partial(meet, worker) for worker in range(2)])
+        in_threads([runtimes[worker].close for worker in range(2)])
+
+
+def test_a_follower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the error itself, and not the worker whose push closes the round that it waits for."""
+    followers = Followers(Shard(), boot=1)
+    monkeypatch.setattr(Followers, "_changes", broken)
+    call: Any = object()
+    [reply] = followers.ask(ChangesRequest(), call)
+    assert isinstance(reply, SendError)
+    assert (reply.call, str(reply.error)) == (call, FAILED)
+    assert followers.due() == []
