@@ -32,9 +32,9 @@ HEADER = LogHeader(job="j", server=0, servers=1, workers=1)
 class Server:
     """A server without a network, that keeps a log in a folder, and snapshots there or at a URL."""
 
-    def __init__(self, folder: Path, snapshots: str = "") -> None:
+    def __init__(self, folder: Path, snapshots: str = "", fsync: bool = False) -> None:
         self.snapshots = snapshots or str(folder / "snapshots")
-        self.log = ServerLog(folder / "server.0.log", HEADER)
+        self.log = ServerLog(folder / "server.0.log", HEADER, fsync=fsync)
         self.shard, self.coordinator = Shard(), Coordinator(1)
         self.taken = Journal(self.log, self.shard, self.coordinator, self.snapshots)
         self.records = self.taken.start()
@@ -119,6 +119,33 @@ def test_files_before_a_snapshot_are_not_needed(tmp_path: Path) -> None:
     assert "after 1 records: mode async, round 0, pushes {0: 6}" in replay(
         str(tmp_path / "server.0.log"), save=str(tmp_path / "saved")
     )
+
+
+@pytest.mark.parametrize("fsync", [False, True])
+def test_a_cut_that_gets_no_file(tmp_path: Path, fsync: bool) -> None:
+    """The log is as if nobody had asked for it: a replay does not know it, and later ones go on."""
+    server = Server(tmp_path, fsync=fsync)
+    server.begin()
+    server.push(1)
+    server.log.settle(server.log.end)
+    blocked = tmp_path / "server.0.000001.log"
+    blocked.mkdir()
+    begun = server.shard.handle(BeginCut(PendingCut(1, members={})), "begin")
+    assert not any(isinstance(instruction, WriteSnapshot) for instruction in begun)
+    blocked.rmdir()
+    server.push(2)
+    server.log.settle(server.log.end)
+    expected = server.content()
+    server.log.close()
+    again = Server(tmp_path)
+    assert (again.content(), again.shard.cuts.last) == (expected, 0)
+    again.snapshot(1, complete=True)
+    again.push(3)
+    expected = again.content()
+    again.log.close()
+    last = Server(tmp_path)
+    assert last.content() == expected
+    last.log.close()
 
 
 def test_damage_between_files_is_noticed(tmp_path: Path) -> None:

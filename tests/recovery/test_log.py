@@ -150,7 +150,7 @@ def test_no_reply_goes_before_its_record_is_on_the_disk(
     assert not synced
 
 
-@pytest.mark.parametrize("step", ["settle(log.end)", "turn(1)"])
+@pytest.mark.parametrize("step", ["settle(log.end)", "turn(1, 1, [])"])
 def test_a_failed_sync_ends_the_process(tmp_path: Path, step: str) -> None:
     """A later sync could succeed without the lost pages. Here the descriptor of the log becomes one that the
     system cannot sync."""

@@ -200,12 +200,11 @@ class ServerLog:
                 yield kind, body
         torn = os.fstat(self._file).st_size - self._end
         if torn:
-            os.ftruncate(self._file, self._end)
             _log.warning(
                 f"log {str(self.path)!r} ended in an incomplete record, which was never acknowledged: "
                 f"its {torn:,} bytes are cut off"
             )
-        os.lseek(self._file, self._end, os.SEEK_SET)
+        self._cut_off(self._end)
         # Records of the earlier process may be in the page cache only. New records build on them, so they
         # must be as durable as the new ones.
         if self._fsync:
@@ -220,9 +219,13 @@ class ServerLog:
         """
         _, self._end, self._chain = _header(self.path)
         # Not synced here: the next `settle` syncs the shorter file together with its new records.
-        os.ftruncate(self._file, self._end)
-        os.lseek(self._file, self._end, os.SEEK_SET)
+        self._cut_off(self._end)
         return 0
+
+    def _cut_off(self, end: int) -> None:
+        """Shorten the present file to `end` bytes. The next record is written there."""
+        os.ftruncate(self._file, end)
+        os.lseek(self._file, end, os.SEEK_SET)
 
     @property
     def end(self) -> int:
@@ -234,13 +237,17 @@ class ServerLog:
         """Number of bytes that are in the page cache but perhaps not on the disk. Always 0 without fsync."""
         return self.end - self._synced if self._fsync else 0
 
-    def turn(self, number: int) -> None:
-        """Continue in a new file, whose records follow snapshot `number`.
+    def turn(self, number: int, kind: int, parts: Sequence[Part]) -> None:
+        """Write the record of a cut, and continue in a new file, whose records follow snapshot `number`.
+
+        The record is the last one in the old file: the snapshot contains all records up to it. Arguments of
+        the record are those of `append`.
 
         Raises:
-            LogError: The file cannot be created. The log is unchanged.
+            LogError: The record cannot be written, or the file cannot be created. The log is unchanged.
         """
-        path = _numbered(self.first, number)
+        path, end, chain = _numbered(self.first, number), self._end, self._chain
+        self.append(kind, parts)
         header = replace(self._header, after=LogAfter(number, self._chain, self._end))
         with self._syncing:
             # Sync the old file first, for two reasons. Its descriptor is closed below, so `settle` can no
@@ -250,12 +257,28 @@ class ServerLog:
                 self._sync()
             # Created before the old file is closed: if that fails, the log simply goes on in the old file.
             # Not `_patiently`, because only this snapshot is then given up, but a wait would stop all pushes.
-            self._create(path, header)
+            try:
+                self._create(path, header)
+                file = os.open(path, os.O_RDWR)
+            except (LogError, OSError) as error:
+                # The shard gives the cut up, so a replay must not know it either. Nor may a replay find the
+                # new file, because the next record goes to the old one.
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                self._cut_off(end)
+                self._end, self._chain = end, chain
+                self._synced = min(self._synced, self.end)
+                if self._fsync:
+                    self._sync()
+                if isinstance(error, LogError):
+                    raise
+                failure = f"log {str(path)!r} cannot be opened"
+                raise self._disk.failed(failure, error, 0) from None
             os.close(self._file)
+            self._file = file
             self._before += self._end
             _, self._end, self._chain = _header(path)
-            self._file = os.open(path, os.O_RDWR)
-            os.lseek(self._file, self._end, os.SEEK_SET)
+            os.lseek(file, self._end, os.SEEK_SET)
             # `_create` has synced the new file, which has only its header so far.
             self.path, self._synced = path, self.end
         crash_points.reach("turned")
@@ -315,8 +338,7 @@ class ServerLog:
         except OSError as error:
             # Part of the record may be in the file. Cut that part off. Otherwise the next record would follow
             # a torn one, and everything behind the torn record would be read as damage.
-            os.ftruncate(self._file, self._end)
-            os.lseek(self._file, self._end, os.SEEK_SET)
+            self._cut_off(self._end)
             size = sum(view.nbytes for view in views)
             failure = f"log {str(self.path)!r} cannot be written"
             raise self._disk.failed(failure, error, size) from None

@@ -389,9 +389,10 @@ class Journal:
         if not self._follows:
             self._follows = True
             self.log.forget()
-        self.log.append(kind, [body])
         if kind == RecordKind.CUT:
-            self.log.turn(cut_of(body))
+            self.log.turn(cut_of(body), kind, [body])
+        else:
+            self.log.append(kind, [body])
         # Durable before this returns, because the primary then replies to its callers (rule R1).
         self.log.settle(self.log.end)
 
@@ -455,10 +456,10 @@ class Journal:
         )
 
     def _keep(self, record: Record) -> None:
-        # The record of a cut is the last one in the old file: the snapshot contains all records up to it.
-        self.log.append(*encode(record))
         if isinstance(record, MakeCut):
-            self.log.turn(record.number)
+            self.log.turn(record.number, *encode(record))
+        else:
+            self.log.append(*encode(record))
 
     def _keep_decision(self, decision: Decision) -> None:
         self.log.append(*encode_change(decision))
