@@ -15,7 +15,7 @@ from psfleet.core.engine.shard.table_placement import dense_range
 from psfleet.core.net.table_messages import read_reply
 from psfleet.core.net.v1.follower_pb2 import ChangesReply, ChangesRequest, RowsReply
 from psfleet.serving.follower_state_machine import AskChanges, Following, TakeCut, WeightCopy
-from psfleet_server.engine.follower_requests import Followers
+from psfleet_server.engine.follower_requests import Followers, SendChanges
 from tests.serving.test_followers import DENSE, IDS, ROWS
 
 
@@ -23,6 +23,7 @@ def changes_of(server: Followers, request: ChangesRequest) -> ChangesReply:
     """The answer to a request that waits for nothing."""
     call: Any = object()
     [reply] = server.ask(request, call)
+    assert isinstance(reply, SendChanges)
     return read_reply(reply.changes)
 
 

@@ -1,9 +1,12 @@
 """A full table: what would overfill it is refused before anything changes."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from psfleet.core.base.errors import UsageError
+from psfleet.core.base.errors import NoRoom, UsageError
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.rules import SGD, Adam
@@ -16,11 +19,13 @@ from psfleet.core.engine.shard.events import (
     Pull,
     Push,
     Record,
+    RestorePart,
     SendError,
     SendOutcome,
     WriteState,
 )
 from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.tables.row_data import RowData, TableClock, row_columns
 from psfleet.core.engine.tables.sparse import SparseTable
 
 pytestmark = pytest.mark.quick
@@ -95,3 +100,105 @@ def test_write_is_refused_whole(mode: Mode) -> None:
     assert refused(shard.handle(WriteState(tuple(parts), 0, 1, 1), "b"))
     assert (sizes(shard), shard.workers.writes) == (before, {0: 0})
     assert shard.handle(WriteState((parts[0],), 0, 1, 1), "c") == [SendOutcome("c")]
+
+
+def part(ids: list[int]) -> RestorePart:
+    """Rows of a snapshot."""
+    rows = RowData(
+        np.array(ids, np.int64),
+        np.zeros((len(ids), 6), np.float32),
+        np.zeros(len(ids), np.int64),
+        np.zeros((len(ids), 0), np.float32),
+    )
+    return RestorePart(ROWS.key, TableClock(3), row_columns(rows))
+
+
+def test_a_snapshot_leaves_the_room_of_held_pushes() -> None:
+    """Rows that a load would put where those of a held push belong are refused; the round can still close."""
+    shard = make("sync", workers=2)
+    assert shard.handle(push(1, [1, 2, 3]), "a") == [SendOutcome("a", "held")]
+    assert refused(shard.handle(part([8, 9]), "load"))
+    assert shard.handle(part([9]), "load") == [SendOutcome("load")]
+    shard.handle(Push(1, 1, 1, ()), "b")
+    for worker in range(2):
+        out = shard.handle(Pull(worker, 1, (), commit=1), f"pull {worker}")
+        assert not any(isinstance(instruction, SendError) for instruction in out)
+    assert (sizes(shard), shard.rounds.closed) == ([(3, 1), (4, 4)], 1)
+
+
+def test_a_new_table_leaves_the_memory_of_held_pushes() -> None:
+    """A table that would take it is refused, and has taken nothing; after the round it can be made."""
+    shard = make("sync", workers=2)
+    big = TableSpec("big", "sparse", (1024,), SGD())
+    shard.create(big, np.zeros(0, np.float32))
+    budget = shard.tables.budget
+    budget.limit = budget.charged() + (64 << 20)
+    ids = np.arange(4096)
+    held = Gradient(big.key, np.ones((4096, 1024), np.float32), ids, 0.1)  # 16 MiB, and 16 of rows
+    assert shard.handle(Push(0, 1, 1, (held,)), "a") == [SendOutcome("a", "held")]
+    charged = budget.charged()
+    dense = TableSpec("dense", "dense", (10 << 20,), SGD())  # 40 MiB
+    with pytest.raises(
+        UsageError, match=r"table 'dense' cannot be made while pushes wait .* table 'big'"
+    ):
+        shard.create(dense, np.zeros(10 << 20, np.float32))
+    assert budget.charged() == charged
+    shard.handle(Push(1, 1, 1, ()), "b")
+    for worker in range(2):
+        shard.handle(Pull(worker, 1, (), commit=1), f"pull {worker}")
+    assert budget.used <= 1
+    assert shard.create(
+        TableSpec("more", "dense", (4 << 20,), SGD()), np.zeros(4 << 20, np.float32)
+    )
+
+
+def test_a_table_without_a_record_takes_no_memory() -> None:
+    """If the log has no room for the record of a new table, its memory is free again."""
+
+    def full(record: Record) -> None:
+        raise NoRoom("the disk is full")
+
+    shard = make("async")
+    budget = shard.tables.budget
+    budget.limit, shard.journal, charged = 1 << 30, full, budget.charged()
+    for kind, shape in (("dense", (1 << 20,)), ("sparse", (8,))):
+        spec = TableSpec(kind, kind, shape, SGD())  # type: ignore[arg-type]
+        with pytest.raises(NoRoom):
+            shard.create(spec, np.zeros(shape if kind == "dense" else 0, np.float32))
+        assert budget.charged() == charged
+
+
+DENSE = TableSpec("dense", "dense", (4,), Adam())
+
+
+@pytest.mark.parametrize(
+    ("spec", "change"),
+    [
+        (ROWS, {"rows": None}),
+        (ROWS, {"rows": np.zeros((2, 5), np.float32)}),
+        (ROWS, {"rows": np.zeros((2, 6))}),
+        (ROWS, {"touched": np.zeros(3, np.int64)}),
+        (ROWS, {"ids": np.zeros(2, np.int32)}),
+        (ROWS, {"removed": np.zeros((2, 1), np.int64)}),
+        (ROWS, {"candidates": np.arange(2), "candidate_touched": np.arange(2)}),
+        (DENSE, {"value": None}),
+        (DENSE, {"value": np.zeros(5, np.float32)}),
+    ],
+)
+def test_columns_that_do_not_fit_change_nothing(
+    spec: TableSpec, change: dict[str, NDArray[Any] | None]
+) -> None:
+    """No record of them is in the log, where it would keep the server from starting again."""
+    shard, records = make("async"), list[Record]()
+    shard.create(DENSE, np.zeros(4, np.float32))
+    shard.handle(push(1, [1, 2]), "a")
+    columns = dict.fromkeys(DENSE.slot_names, np.ones(4, np.float32))
+    columns = {**part([3, 4]).columns} if spec is ROWS else columns
+    changed = {name: column for name, column in (columns | change).items() if column is not None}
+    before, shard.journal = sizes(shard), records.append
+    assert refused(shard.handle(RestorePart(spec.key, TableClock(9), changed), "load"))
+    assert (sizes(shard), records) == (before, [])
+    assert shard.tables[DENSE.key].step == 0
+    assert shard.handle(RestorePart(spec.key, TableClock(9), columns), "load") == [
+        SendOutcome("load")
+    ]

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from psfleet.core.base.errors import PsfleetError
+from psfleet.core.engine.shard.events import SendError
 from psfleet.core.engine.shard.follower_changes import ChangeLog
 from psfleet.core.net.table_messages import read_reply
 from psfleet.core.net.v1.follower_pb2 import ChangesRequest, RowsReply, RowsRequest
@@ -56,9 +57,10 @@ class Followed:
         late = [call for call, ticks in self._waits.items() if ticks > _WAIT]
         return [sent for call in late for sent in self._sent(self._followers.expire(call))]
 
-    def _sent(self, changes: Iterable[SendChanges]) -> list[Instruction]:
+    def _sent(self, changes: Iterable[SendChanges | SendError]) -> list[Instruction]:
         sent: list[Instruction] = []
         for one in changes:
+            assert isinstance(one, SendChanges), one.error
             call: Any = one.call
             self._waits.pop(call, None)
             source, number = call

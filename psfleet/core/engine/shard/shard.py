@@ -13,7 +13,7 @@ have no record: commits that come with pulls, marks of a snapshot, and the annou
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.core.base.errors import NoRoom, PsfleetError, rows_move
+from psfleet.core.base.errors import NoRoom, PsfleetError, UsageError, rows_move
 from psfleet.core.base.observability.exposition import StalenessHistogram
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.schema.table import TableSpec
@@ -55,7 +55,8 @@ from psfleet.core.engine.shard.shard_tables import DeltaBases, ShardCounters, Sh
 from psfleet.core.engine.shard.snapshot_cuts import CutState, PendingCut
 from psfleet.core.engine.shard.updates import apply_push, check_write_room, plan_push_room, update
 from psfleet.core.engine.shard.workers import Workers
-from psfleet.core.engine.tables.assigned_weights import check_room, refill
+from psfleet.core.engine.tables.assigned_weights import check_columns, refill
+from psfleet.core.engine.tables.row_data import ROW_IDS
 
 Floats = NDArray[np.float32]
 
@@ -329,11 +330,25 @@ class Shard:
         # Made before its record and added after it: too little memory must not leave a record, and a record
         # that fails must not leave a table.
         table = self.tables.make(spec, value, may_refuse=not self.replaying)
-        self._record(CreateTable(spec, value, maker))
+        try:
+            self._check_held_room(spec)
+            self._record(CreateTable(spec, value, maker))
+        except BaseException:
+            self.tables.release(spec)
+            raise
         self.tables[spec.key] = table
         if maker is not None:
             self.tables.makers[spec.key] = maker
         return True
+
+    def _check_held_room(self, spec: TableSpec) -> None:
+        """Raise an error if a table that was just made leaves too little memory for the held pushes."""
+        try:
+            check_write_room(self.tables, (), self.rounds.held)
+        except UsageError as error:
+            raise UsageError(
+                f"table {spec.name!r} cannot be made while pushes wait for their round: {error}"
+            ) from None
 
     def fill(self, fill: RestorePart) -> None:
         """Restore a part of a table from a snapshot.
@@ -341,16 +356,20 @@ class Shard:
         Raises:
             UsageError: The table has no room, or the part does not fit it; nothing was changed.
         """
+        table = self.tables[fill.table]
+        check_columns(table, fill.columns)
         with self.tables.budget.loading():
-            check_room(self.tables[fill.table], fill.columns)
+            rows = (fill.table, fill.columns.get(ROW_IDS))
+            check_write_room(self.tables, [rows], self.rounds.held)
             self._record(fill)
-            refill(self.tables[fill.table], fill.clock, fill.columns)
+            refill(table, fill.clock, fill.columns)
 
     def _write(self, write: WriteState, call: Call) -> list[Instruction]:
         for state in write.states:
             self.tables.check_state(state)
         if self.workers.is_new_write(write):
-            check_write_room(self.tables, write.states, self.rounds.held)
+            rows = [(state.table, state.ids) for state in write.states]
+            check_write_room(self.tables, rows, self.rounds.held)
             self._record(write)
             self.workers.wrote(write)
             with self.tables.budget.granting():

@@ -154,7 +154,7 @@ class ShardTables(dict[int, Table]):
         return existing is not None
 
     def make(self, spec: TableSpec, value: Floats, may_refuse: bool = True) -> Table:
-        """Make a table without adding it to these tables.
+        """Make a table without adding it to these tables. If it is not added, call `release`.
 
         Args:
             spec: Definition of the table.
@@ -173,7 +173,19 @@ class ShardTables(dict[int, Table]):
                 raise
         return self._made(spec, value, HOST)
 
+    def release(self, spec: TableSpec) -> None:
+        """Give back the memory of a table that was made and not added."""
+        for budget in self.budgets.values():
+            budget.release(spec.name)
+
     def _made(self, spec: TableSpec, value: Floats, kind: MemoryKind) -> Table:
+        try:
+            return self._allocated(spec, value, kind)
+        except BaseException:  # a device may have given memory before the host lacked some
+            self.release(spec)
+            raise
+
+    def _allocated(self, spec: TableSpec, value: Floats, kind: MemoryKind) -> Table:
         budget = self._budget_of(kind)
         if spec.kind == "sparse":
             parts = group_size(spec, self.servers)

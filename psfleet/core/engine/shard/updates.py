@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import UsageError
 from psfleet.core.engine.runtime_interface import Gradient
-from psfleet.core.engine.shard.events import PartState, Push
+from psfleet.core.engine.shard.events import Push
 from psfleet.core.engine.shard.shard_tables import ShardTables, Table
 from psfleet.core.engine.tables.assigned_weights import add_rows, add_values
 from psfleet.core.engine.tables.dense import DenseTable
@@ -20,7 +20,8 @@ from psfleet.core.engine.tables.sparse import SparseTable
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
-Parts = Sequence[Gradient] | Sequence[PartState]
+Rows = Sequence[tuple[int, Ids | None]]
+"""Pairs (key of a table, ids of rows), without ids for a dense table."""
 Evictions = list[tuple[int, Ids]]
 
 _NO_IDS = np.zeros(0, np.int64)
@@ -108,20 +109,18 @@ def _mean(gradients: Iterator[Floats]) -> Floats:
     return total if count == 1 else total * np.float32(1.0 / count)
 
 
-def check_write_room(
-    tables: ShardTables, parts: Sequence[PartState], held: Mapping[int, Push]
-) -> None:
+def check_write_room(tables: ShardTables, rows: Rows, held: Mapping[int, Push]) -> None:
     """Raise an error if the tables have no room for the rows of a write and of the pushes in `held`.
 
     Args:
         tables: Tables of the shard.
-        parts: Parts of tables to write.
+        rows: Rows to write or restore.
         held: Pushes of the open round that wait for the pushes of other workers, by worker rank.
 
     Raises:
         UsageError: There is no room; nothing has changed.
     """
-    _find_room(tables, parts, held.values(), is_write=True)
+    _find_room(tables, rows, held.values(), is_write=True)
 
 
 def plan_push_room(
@@ -149,22 +148,22 @@ def plan_push_room(
         waiting_bytes = _waiting_bytes(tables, [*other_pushes, push])
     budget.held = waiting_bytes  # for the check only: waiting pushes leave less memory for rows
     try:
-        return waiting_bytes, _find_room(tables, push.gradients, other_pushes)
+        return waiting_bytes, _find_room(tables, _rows_of(push), other_pushes)
     finally:
         budget.held = before
 
 
 def _find_room(
-    tables: ShardTables, parts: Parts, held_pushes: Iterable[Push], *, is_write: bool = False
+    tables: ShardTables, rows: Rows, held_pushes: Iterable[Push], *, is_write: bool = False
 ) -> Evictions:
-    """Return the rows to evict so that all tables have room for these parts and the held pushes.
+    """Return the rows to evict so that all tables have room for these rows and the held pushes.
 
     Raises:
         UsageError: There is no room even if rows are evicted.
     """
-    demands = _demands(parts, held_pushes)
+    demands = _demands(rows, held_pushes)
     sparse = [
-        (table, ids, is_write and any(part.table == key for part in parts))
+        (table, ids, is_write and any(written == key for written, _ in rows))
         for key, ids in demands.items()
         if isinstance(table := tables[key], SparseTable)
     ]
@@ -182,10 +181,10 @@ def _find_room(
     evictions: Evictions = []
     with budget.planning():
         for table, ids, is_written in sparse:
-            rows = _NO_IDS if is_write else table.surplus(ids)
-            table.check_room(ids, is_written, len(rows))
-            if len(rows):
-                evictions.append((table.spec.key, rows))
+            surplus = _NO_IDS if is_write else table.surplus(ids)
+            table.check_room(ids, is_written, len(surplus))
+            if len(surplus):
+                evictions.append((table.spec.key, surplus))
     return evictions
 
 
@@ -212,10 +211,14 @@ def _waiting_bytes(tables: ShardTables, pushes: Sequence[Push]) -> int:
     return size
 
 
-def _demands(parts: Parts, held_pushes: Iterable[Push]) -> dict[int, list[Ids]]:
-    """Return for each table the ids that its next update may change, by held pushes or these parts."""
+def _demands(rows: Rows, held_pushes: Iterable[Push]) -> dict[int, list[Ids]]:
+    """Return for each table the ids that its next update may change, by held pushes or these rows."""
     ids_by_table: dict[int, list[Ids]] = {}
-    for part in (*(gradient for push in held_pushes for gradient in push.gradients), *parts):
-        if part.ids is not None:
-            ids_by_table.setdefault(part.table, []).append(part.ids)
+    for key, ids in (*(part for push in held_pushes for part in _rows_of(push)), *rows):
+        if ids is not None:
+            ids_by_table.setdefault(key, []).append(ids)
     return ids_by_table
+
+
+def _rows_of(push: Push) -> Rows:
+    return [(gradient.table, gradient.ids) for gradient in push.gradients]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.core.base.errors import ShapeError
 from psfleet.core.engine.kernels.initial_values import initializer_arguments
 from psfleet.core.engine.kernels.number_formats import draw_weights
 from psfleet.core.engine.kernels.row_format import RowFormat
@@ -23,6 +24,7 @@ from psfleet.core.engine.tables.row_data import (
     RowData,
     TableClock,
     candidates_of,
+    column_groups,
     column_of,
     rows_of,
 )
@@ -94,14 +96,31 @@ def add_rows(table: SparseTable, ids: Ids, deltas: Floats) -> None:
     set_rows(table, ids, draw_weights(form, ids, weights, stream, table.step), uses=1)
 
 
-def check_room(table: DenseTable | SparseTable, columns: Mapping[str, NDArray[Any]]) -> None:
-    """Raise an error if the table has no room for the rows in the `columns` (named arrays) of a snapshot.
+def check_columns(table: DenseTable | SparseTable, columns: Mapping[str, NDArray[Any]]) -> None:
+    """Raise an error if `refill` cannot restore these columns of a snapshot, apart from their need of room.
 
     Raises:
-        UsageError: There is no room.
+        ShapeError: A column is missing, or has another type or length.
+        UsageError: The table has no place for candidates (ids without a row yet).
     """
-    if ROW_IDS in columns and isinstance(table, SparseTable):
-        table.check_room([columns[ROW_IDS]], written=True)
+    spec, is_dense = table.spec, isinstance(table, DenseTable)
+    for group in column_groups(spec):
+        if not is_dense and columns.keys().isdisjoint(group.entries):
+            continue
+        count = group.length or len(column_of(spec, columns, next(iter(group.entries))))
+        for name, (dtype, shape) in group.sized(count).items():
+            column = column_of(spec, columns, name)
+            if column.dtype != dtype or column.shape != shape:
+                raise ShapeError(
+                    f"table {spec.name!r}: the part that is set has {name!r} as {column.dtype} "
+                    f"{column.shape}; it must be {np.dtype(dtype)} {shape}"
+                )
+    if isinstance(table, DenseTable):
+        table.check_part(0, [len(columns[name]) for name in spec.slot_names])
+        return
+    table.check_candidates(len(columns.get(CANDIDATE_IDS, ())))
+    if EVICTED[0] in columns:
+        column_of(spec, columns, EVICTED[-1])
 
 
 def refill(
@@ -110,17 +129,14 @@ def refill(
     """Restore a part of a table from columns of a snapshot (psfleet.core.engine.tables.row_data).
 
     Args:
-        table: Table to change.
+        table: Table to change. It has room for the rows.
         clock: Number of the table's updates in the snapshot, and the times of its shrinks.
-        columns: Columns by name. For a sparse table, they may contain rows, removed ids, candidates (ids
-            without a row yet) and evictions, or some of these.
-
-    Raises:
-        UsageError: The table is full, or the columns do not fit it; nothing was changed.
+        columns: Columns by name, which `check_columns` has accepted. For a sparse table, they may contain
+            rows, removed ids, candidates (ids without a row yet) and evictions, or some of these.
     """
     spec = table.spec
     if isinstance(table, DenseTable):
-        table.restore(clock.step, [column_of(spec, columns, name) for name in spec.slot_names])
+        table.restore(clock.step, [columns[name] for name in spec.slot_names])
         return
     # The clock comes first: if the table evicts rows, the age of a restored row is relative to the clock.
     # Removals come before rows, to make room.

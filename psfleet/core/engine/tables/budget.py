@@ -56,6 +56,10 @@ class MemoryBudget:
         """Record that the table takes `total` bytes now."""
         self._taken[table] = total
 
+    def release(self, table: str) -> None:
+        """Forget the bytes of a table that was not made in the end."""
+        self._taken.pop(table, None)
+
     def available_for(self, table: str = "") -> int:
         """Return the total bytes that this table may take; without a name, the bytes that are still free."""
         assert self.limit is not None

@@ -214,7 +214,8 @@ def rows_of(spec: TableSpec, columns: Mapping[str, Column]) -> RowData:
         ShapeError: A column is missing.
     """
     ids, rows, steps = (column_of(spec, columns, name) for name in (ROW_IDS, _ROWS, _TOUCHED))
-    return RowData(ids, rows, steps, columns.get(_SCORES, np.zeros((len(ids), 0), np.float32)))
+    no_scores = np.zeros((len(ids), 0), np.float32)
+    return RowData(ids, rows, steps, columns[_SCORES] if spec.scores else no_scores)
 
 
 def candidate_group(spec: TableSpec) -> ColumnGroup:

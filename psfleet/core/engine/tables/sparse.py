@@ -483,15 +483,18 @@ class SparseTable:
 
         If there are too many, the most recently pushed are kept.
         """
-        if self._waiting is None:
-            if len(candidates):
-                raise UsageError(
-                    f"table {self.spec.name!r} gives every id a row; it has no place for "
-                    f"{len(candidates)} that wait for one"
-                )
-            return
-        with self._lock:
-            self._waiting.write(candidates, self.step)
+        self.check_candidates(len(candidates))
+        if self._waiting is not None:
+            with self._lock:
+                self._waiting.write(candidates, self.step)
+
+    def check_candidates(self, count: int) -> None:
+        """Raise UsageError if the table cannot have this number of candidates (ids without a row yet)."""
+        if self._waiting is None and count:
+            raise UsageError(
+                f"table {self.spec.name!r} gives every id a row; it has no place for "
+                f"{count} that wait for one"
+            )
 
     @property
     def clock(self) -> TableClock:
