@@ -119,6 +119,18 @@ def test_a_full_disk_refuses_new_rows_alone() -> None:
     assert state(there) == state(memory)
 
 
+@pytest.mark.parametrize("name", ["plain", "every row"])
+def test_no_more_rows_are_reserved_than_a_table_can_hold(name: str) -> None:
+    """A number above its limit takes no more of the disk than the limit."""
+    sizes = []
+    for rows in (1000, 1_000_000):
+        table = on_disk(SPECS[name], max_rows=1000)
+        table.reserve(rows)
+        file: Any = table._index
+        sizes.append(os.fstat(file._disk._file).st_size)
+    assert sizes[0] == sizes[1] > 0
+
+
 def test_rows_on_disk_are_no_device_memory() -> None:
     """`device_bytes` of stats and metrics is memory of a GPU; what is on the disk is told beside it."""
     table = on_disk(PLAIN)

@@ -253,7 +253,12 @@ class MemoryAccount:
         return count <= index.spare - (index.max_rows - self.limit) and index.has_lines(count)
 
     def reserve(self, rows: int) -> None:
-        """Allocate memory for a total of `rows` rows now, if the budget allows it."""
+        """Allocate memory for a total of `rows` rows now, at most for those that the table can hold.
+
+        Raises:
+            UsageError: There is not enough memory.
+        """
+        rows = min(rows, self._index.max_rows)
         new_rows = max(rows - len(self._index), 0)
         self._budget.check_charge(self._name, self._bytes_with(new_rows), f"reserve {rows} rows")
         self._index.reserve(rows)

@@ -233,8 +233,8 @@ class DiskRowMemory(HostRowMemory):
     def reserve(self, rows: int) -> None:
         # Space in the file and memory for the index. Memory for rows is not reserved: it is what other tables
         # leave free.
-        self.grow(max(min(rows, self.max_rows) - len(self), 0))
-        self._lines.populate(0, min(rows, self.max_rows) * ROW_BYTES)
+        self.grow(max(rows - len(self), 0))
+        self._lines.populate(0, rows * ROW_BYTES)
 
     @override
     def keep_ahead(self, available: int | None = None) -> None:

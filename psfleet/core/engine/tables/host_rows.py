@@ -243,7 +243,6 @@ class HostRowMemory(RowStore):
 
     @override
     def reserve(self, rows: int) -> None:
-        rows = min(rows, self.max_rows)
         self._rows.populate(0, (rows + 1) * self._row)
         self._lines.populate(0, rows * ROW_BYTES)
 

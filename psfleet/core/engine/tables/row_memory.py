@@ -121,7 +121,10 @@ class RowMemory(ABC):
 
     @abstractmethod
     def reserve(self, rows: int) -> None:
-        """Allocate memory for a total of `rows` rows now, so that no later push waits for it."""
+        """Allocate memory for a total of `rows` rows now, so that no later push waits for it.
+
+        `rows`: At most `max_rows`.
+        """
 
     @abstractmethod
     def locate(self, ids: Ids) -> tuple[Ids, int]:

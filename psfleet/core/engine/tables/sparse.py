@@ -320,8 +320,10 @@ class SparseTable:
     def reserve(self, rows: int) -> None:
         """Allocate memory for a total of `rows` rows now, so that later pushes need not wait for it.
 
+        A number above the table's limit allocates memory up to that limit.
+
         Raises:
-            UsageError: The table's limit or the memory budget does not allow that many rows.
+            UsageError: The memory budget does not allow that many rows.
         """
         with self._lock:
             self._account.reserve(rows)

@@ -110,7 +110,7 @@ class DeviceRowMemory(RowStore):
 
     @override
     def reserve(self, rows: int) -> None:
-        self._grow(min(rows, self.max_rows) + 1)
+        self._grow(rows + 1)
 
     def _bytes_with(self, new_rows: int, slots: int) -> int:
         if not new_rows:
