@@ -113,6 +113,25 @@ def test_the_rest_is_what_did_not_travel() -> None:
     np.testing.assert_allclose(arrived + rests, given, rtol=0, atol=1e-5)
 
 
+def test_a_sum_beyond_float32_leaves_no_infinity() -> None:
+    """A gradient and the rest of the one before may exceed float32 together: the largest number travels, and
+    later values are right again."""
+    largest = float(np.finfo(np.float32).max)
+    first = np.array([largest, largest * (126.4 / 127), 1.0, 0.0], np.float32)
+    rests, scales, codes = np.zeros(4, np.float32), np.empty(1, np.float32), np.empty(4, np.int8)
+    encode_int8_fed(first, rests, 4, scales, codes)
+    assert rests[1] > 1e36
+    assert np.isfinite(decoded(codes, scales, 4)).all()
+    for sign in (1, -1):
+        encode_int8_fed(np.full(4, sign * largest, np.float32), rests, 4, scales, codes)
+        assert np.isfinite(rests).all()
+        back = decoded(codes, scales, 4)
+        np.testing.assert_allclose(back, sign * largest, rtol=0.01)
+    for _ in range(2):
+        encode_int8_fed(-rests, rests, 4, scales, codes)
+    assert not rests.any()
+
+
 def drawn(rows: Floats, ids: Any, salt: int) -> tuple[Floats, NDArray[np.int8]]:
     scales, codes = np.empty(len(rows), np.float32), np.empty(rows.size, np.int8)
     assert encode_int8_drawn(rows, ids, np.uint64(salt), scales, codes) is None

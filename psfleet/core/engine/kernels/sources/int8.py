@@ -15,6 +15,8 @@ DIM = 4  # `width_kernels` of generate.py replaces this line
 # lose bits (from 2**-119 down) and its inverse would overflow (from 2**-121 down).
 SMALLEST = uint32(27 << 23)
 INFINITE = uint32(0x7F800000)
+# Bits of the largest magnitude but one. 127 steps of it are finite as float32; of the largest they are not.
+LARGEST = uint32(0x7F7FFFFE)
 
 F32, I8, I64, U32 = (
     types.Array(kind, 1, "C", readonly=True) for kind in (float32, int8, int64, uint32)
@@ -44,7 +46,7 @@ def scale_of(most):
 
     The scale is 0 for a block that becomes zeros, and NaN for a block with an infinity or NaN.
     """
-    step = float_of(most) / np.float32(127) if most >= SMALLEST else np.float32(0)
+    step = float_of(min(most, LARGEST)) / np.float32(127) if most >= SMALLEST else np.float32(0)
     return step if most < INFINITE else np.float32(np.nan)
 
 
@@ -94,7 +96,8 @@ def encode_fed(values, rests, bits, scales, codes):
 
     Over many calls no part of a value is lost (error feedback). bits: a view of `rests` as uint32, so it has
     the bits of the sums. The values are finite: the caller has refused others (`GradientCompressor.check`),
-    because a NaN would stay in `rests`.
+    because a NaN would stay in `rests`. A sum beyond float32 becomes the largest number instead of infinity,
+    for the same reason.
     """
     for block in range(len(scales)):
         at = block * DIM
@@ -102,6 +105,11 @@ def encode_fed(values, rests, bits, scales, codes):
         for k in range(size):
             rests[at + k] += values[at + k]
         most = largest(bits, at, size)
+        if most >= INFINITE:
+            end = float_of(LARGEST)
+            for k in range(size):
+                rests[at + k] = min(max(rests[at + k], -end), end)
+            most = largest(bits, at, size)
         scale, inverse = scale_of(most), inverse_of(most)
         scales[block] = scale
         for k in range(size):
