@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 
 from psfleet.core.base.settings.environment import Environment
+from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.net.v1.membership_pb2 import HeartbeatReply
 from psfleet_server.coordinator.coordinator_messages import WorkerRequests
 from psfleet_server.process import Server
@@ -39,6 +40,22 @@ def test_a_heartbeat_is_answered_with_what_is_wanted(tmp_path: Path) -> None:
         assert "heartbeats" not in {
             thread.name for thread in threading.enumerate() if not thread.daemon
         }
+
+
+def test_heartbeats_go_on_at_another_endpoint_of_server_0(tmp_path: Path) -> None:
+    """Of a standby that has taken its place, say, which workers learn with another number of servers."""
+    with Server(environment(tmp_path, "server", 0)) as server:
+        coordinator = server.host.coordinator
+        assert coordinator is not None
+        runtime = ClusterRuntime(environment(tmp_path, "worker", 0), "async")
+        fleet, moved = runtime._fleet, f"unix:{tmp_path}/moved"
+        for present, other in zip(addresses_of(server.endpoint), addresses_of(moved), strict=True):
+            Path(other.removeprefix("unix:")).symlink_to(present.removeprefix("unix:"))
+        fleet._move_to([moved])
+        runtime.push([]).wait()
+        fleet.heartbeats.send_now()
+        assert coordinator.heartbeats[False, 0][0].step == 1
+        runtime.close()
 
 
 def test_servers_send_heartbeats_too(tmp_path: Path) -> None:

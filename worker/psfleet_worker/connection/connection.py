@@ -184,7 +184,10 @@ class FleetConnection:
         self.on_move: list[Callable[[], None]] = []
         self._reach(environment.servers)
         self.heartbeats = WorkerHeartbeat(
-            functools.partial(self.clients[0].attempt, "Coordinator/Heartbeat"),
+            # The client of the moment: that of server 0 is replaced if the server has moved.
+            lambda request, seconds: self.clients[0].attempt(
+                "Coordinator/Heartbeat", request, seconds
+            ),
             self._heartbeat,
             environment.heartbeat_seconds,
         )
