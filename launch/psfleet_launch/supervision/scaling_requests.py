@@ -18,6 +18,7 @@ server's place during the move has rows from before, so the move is given up the
 servers do not belong to the job; if one of them dies, the move is given up too.
 """
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -176,6 +177,7 @@ class ScalingRequests:
         self._asked = asked
         self._standbys = standbys
         self._number = 0  # number of the last request that was begun
+        self._servers = 0  # number of servers that it asks for
         self.under_way = False
         self._told: tuple[
             str, ...
@@ -242,26 +244,27 @@ class ScalingRequests:
         # Store the reason before writing the file. If the disk is full, `step` is called again, and must
         # then give up the request instead of deciding for the move.
         self._why = why
-        return self._over(self._refused(why, present))
+        return self._over(self._refused(self._number, why, present))
 
     def _begin(self, present: Sequence[str]) -> ScalingStep:
         number, servers = read_scale(self._folder)
         if number <= self._number:
             return ScalingStep()
-        self._number = number
-        if refused := self._refusal(servers):
-            return self._refused(refused, present)
-        if servers == len(present):
-            write_unscaled(self._folder, number, present)
-            return ScalingStep()
-        self.under_way = True
+        refused = self._refusal(servers)
+        if refused or servers == len(present):
+            step = self._refused(number, refused, present)
+            # Only now: if the file cannot be written, the next step begins with the request again.
+            self._number = number
+            return step
+        self._number, self._servers, self.under_way = number, servers, True
         self._new = {Member("server", rank): "" for rank in range(len(present), servers)}
-        step = ScalingStep(start=tuple(self._new))
-        return step if self._new else self._tell(present[:servers])
+        if self._new:
+            return ScalingStep(start=tuple(self._new))
+        return self._wait_for_servers(present)
 
-    def _refused(self, why: str, present: Sequence[str]) -> ScalingStep:
-        write_unscaled(self._folder, self._number, present, why)
-        return ScalingStep(said=f"the number of servers stays as it is: {why}")
+    def _refused(self, number: int, why: str, present: Sequence[str]) -> ScalingStep:
+        write_unscaled(self._folder, number, present, why)
+        return ScalingStep(said=f"the number of servers stays as it is: {why}" if why else "")
 
     def _tell(self, endpoints: Sequence[str]) -> ScalingStep:
         write_scale_ready(self._folder, self._number, endpoints)
@@ -276,7 +279,7 @@ class ScalingRequests:
                 f"{min(self._ended)} ended before it was ready; look at its log", present
             )
         if all(self._new.values()):
-            return self._tell([*present, *self._new.values()])
+            return self._tell([*present, *self._new.values()][: self._servers])
         return ScalingStep()
 
     def _wait_for_promise(self, present: Sequence[str]) -> ScalingStep:
@@ -317,5 +320,8 @@ class ScalingRequests:
         self.under_way, self._told, self._why = False, (), ""
         self._new, self._prepared, self._ended = {}, set(), set()
         for name in (SCALE_READY, SCALE_PROMISED):
-            (self._folder / name).unlink(missing_ok=True)
+            # The decision is made: an error must not hide it from the caller. The numbers in the files tell
+            # that they belong to a request that is over.
+            with contextlib.suppress(OSError):
+                (self._folder / name).unlink()
         return step
