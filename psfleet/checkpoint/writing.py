@@ -11,6 +11,7 @@ the path, and the earlier snapshot is kept.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -184,16 +185,24 @@ class SnapshotDraft:
 
     def _take_place(self, folder: Path) -> None:
         target = self._place
-        if not target.exists():
-            folder.rename(target)
+        if target.exists() and exchange(folder, target):
             return
-        if exchange(folder, target):
-            return
-        old = beside(target, "old")
-        target.rename(old)
-        crash_points.reach("away")
-        folder.rename(target)
-        old.rename(folder)
+        while True:
+            old = beside(target, "old")
+            with contextlib.suppress(FileNotFoundError):
+                target.rename(old)
+                crash_points.reach("away")
+            try:
+                folder.rename(target)
+            except OSError as error:
+                # Another process has found nothing at the path, and has put the earlier snapshot back, or has
+                # saved one of its own.
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            else:
+                break
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            old.rename(folder)
 
     def _check_place(self) -> None:
         target = self._place

@@ -1,10 +1,13 @@
 """A checkpoint is whole or not there: when it replaces another, through links, and after every crash."""
 
+import contextlib
 import os
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +25,6 @@ from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests.checkpoint.test_deltas import SPECS, fleet, push
-from tests.programs import ended
 
 TABLE = TableSpec("t", "dense", (3,), SGD())
 SAVER = """
@@ -42,16 +44,29 @@ runtime.save(path)
 """
 
 
-def save(path: Path, value: float, crash: str = "", exchanges: bool = True) -> int:
-    """Write a table full of this value in a process of its own; its exit code."""
+@contextlib.contextmanager
+def saving(
+    path: Path, value: float, crash: str = "", exchanges: bool = True
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process of its own that writes a table full of this value."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "saver.py")
         script.write_text(SAVER)
         places = os.pathsep.join(entry for entry in sys.path if entry)
-        return ended(
+        with subprocess.Popen(
             [sys.executable, script, path, str(value), str(exchanges)],
             env={**os.environ, "PYTHONPATH": places, "PSFLEET_CRASH": crash},
-        ).returncode
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+
+def save(path: Path, value: float, crash: str = "", exchanges: bool = True) -> int:
+    """Its exit code."""
+    with saving(path, value, crash, exchanges) as process:
+        return process.wait(150)
 
 
 def save_here(path: Path, value: float) -> None:
@@ -82,6 +97,19 @@ def test_a_killed_save_leaves_a_whole_model(tmp_path: Path, point: str, exchange
     assert loaded(path) == (1.0 if point != "named" and reached else 2.0)
     save_here(path, 3.0)
     assert loaded(path) == 3.0
+    assert [left.name for left in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_load_between_two_renames(tmp_path: Path) -> None:
+    """Where folders cannot be exchanged, a load meanwhile puts the old model back, and the save goes on."""
+    path = tmp_path / "model"
+    save_here(path, 1.0)
+    with saving(path, 2.0, "away:1:stop", exchanges=False) as process:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert loaded(path) == 1.0
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(150) == 0
+    assert loaded(path) == 2.0
     assert [left.name for left in tmp_path.iterdir()] == ["model"]
 
 
