@@ -146,11 +146,12 @@ def test_numbers() -> None:
     chain = [Clip(0, 100), Log1p()]
     own = values_of(Number("f", transform=chain), f=[-1.0, 3.0, 500.0, None])
     np.testing.assert_array_equal(own.values, np.log1p([0, 3, 100]))
-    buckets = Feature("f", TABLE, transform=Bucketize([0.1, 0.7, 5]))
-    assert rows(values_of(buckets, f=[0.7, 0.1, 0.05, "5", 9, float("nan")])) == [
-        *[[2], [1], [0], [3], [3]],
-        [],
-    ]
+    for transform in (Bucketize([0.1, 0.7, 5]), Quantiles(4, [0.1, 0.7, 5])):
+        buckets = Feature("f", TABLE, transform=transform)
+        assert rows(values_of(buckets, f=[0.7, 0.1, 0.05, "5", 9, float("nan")])) == [
+            *[[2], [1], [0], [3], [3]],
+            [],
+        ]
 
 
 def test_counted_vocabularies() -> None:

@@ -1,7 +1,7 @@
 """Transforms of numbers: Log1p, Clip, Normalize, MinMax, Bucketize and Quantiles.
 
 All values are first rounded to float32, so that results are bit-identical for every source of the values.
-NumPy then computes in float64. Only Bucketize compares float32 with float32.
+NumPy then computes in float64. Only Bucketize and Quantiles compare float32 with float32.
 """
 
 import itertools
@@ -173,6 +173,14 @@ def _check_ascending(owner: str, boundaries: Sequence[float]) -> None:
             )
 
 
+def _bucket_numbers(bags: Jagged, owner: Transform, boundaries: Sequence[float]) -> Jagged:
+    """Replace each value by the number of boundaries that are not above it."""
+    # 0.7 of a file is float32(0.7), which is below the float64 0.7: compare it with float32(0.7).
+    values = bags.values if bags.values.dtype == np.float32 else numbers_of(bags, owner)
+    edges = np.asarray(boundaries, values.dtype)
+    return bags.with_values(np.searchsorted(edges, values, side="right"))
+
+
 @dataclass
 class Bucketize(Transform):
     """Replaces each value by the number of its bucket, which is the number of boundaries that are not above
@@ -197,11 +205,7 @@ class Bucketize(Transform):
 
     @override
     def __call__(self, *inputs: Jagged) -> Jagged:
-        values = inputs[0].values
-        if values.dtype != np.float32:
-            values = numbers_of(inputs[0], self)
-        boundaries = np.asarray(self.boundaries, values.dtype)
-        return inputs[0].with_values(np.searchsorted(boundaries, values, side="right"))
+        return _bucket_numbers(inputs[0], self, self.boundaries)
 
 
 @dataclass
@@ -251,9 +255,8 @@ class Quantiles(FittedTransform):
     @override
     def __call__(self, *inputs: Jagged) -> Jagged:
         self.check_fitted()
-        boundaries = np.asarray(self.boundaries, np.float64)
-        values = numbers_of(inputs[0], self)
-        return inputs[0].with_values(np.searchsorted(boundaries, values, side="right"))
+        assert self.boundaries is not None
+        return _bucket_numbers(inputs[0], self, self.boundaries)
 
 
 class QuantileSketch:
