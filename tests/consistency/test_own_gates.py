@@ -219,7 +219,7 @@ def test_it_trains_on_a_server_that_is_killed() -> None:
         assert server["mode"] == "quorum"
         assert server["leading_steps"] >= 4
 
-    fleet = LocalFleet(1, 2, durability="log", crashes={0: ["applied:4"]}, rules=["own_gates"])
+    fleet = LocalFleet(1, 2, durability="log", crashes={0: ["applied:20"]}, rules=["own_gates"])
     with fleet, fleet.reviving():
         together(fleet, asked("quorum"), work)
         assert fleet.wait() == [0]

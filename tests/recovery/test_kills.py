@@ -88,6 +88,14 @@ def test_one_server_dies_at_every_point(point: str) -> None:
         assert fleet.restarts == 1
 
 
+def test_a_server_may_die_before_it_is_ready() -> None:
+    """Its points come in another order on a busy machine: the fleet starts it again, as it does later."""
+    with LocalFleet(1, 1, durability="log", crashes={0: ["applied:1"]}) as fleet:
+        assert fleet.deaths == ["applied:1"]
+        ClusterRuntime(fleet.environment(0), "async").close()
+        assert fleet.wait() == [0]
+
+
 @pytest.mark.parametrize("seed", range(1 + MORE))
 def test_every_push_is_counted_once(
     seed: int, record_property: Callable[[str, object], None]

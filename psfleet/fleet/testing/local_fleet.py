@@ -313,9 +313,7 @@ class LocalFleet:
             for index, process in enumerate(self.processes[:server_count]):
                 if process.poll() == -signal.SIGKILL:
                     self._keep_servers(f"server {index} has a new process")
-                    self.deaths.append(self._deadly.pop(index, "killed"))
-                    self.processes[index] = self.spawn(index)
-                    self.restarts += 1
+                    self._revive(index)
 
         thread = threading.Thread(target=revive, name="reviving")
         thread.start()
@@ -324,6 +322,11 @@ class LocalFleet:
         finally:
             over.set()
             thread.join()
+
+    def _revive(self, index: int) -> None:
+        self.deaths.append(self._deadly.pop(index, "killed"))
+        self.processes[index] = self.spawn(index)
+        self.restarts += 1
 
     def wait(self, timeout: float = 60.0) -> list[int]:
         """Wait until the servers have ended by themselves, and return their exit codes."""
@@ -400,7 +403,12 @@ class LocalFleet:
         """
         deadline = time.monotonic() + self.start_within
         while not self.ready_file(index).exists():
-            if self.processes[index].poll() is not None:
+            status = self.processes[index].poll()
+            # The first view is installed while the server becomes ready. On a busy machine, the server may
+            # reach its crash point before it writes the ready file, and so before `reviving` begins.
+            if status == -signal.SIGKILL and not self.endpoints and index in self._deadly:
+                self._revive(index)
+            elif status is not None:
                 raise ServerUnavailable(
                     f"server {index} ended with code "
                     f"{self.processes[index].returncode}: "
