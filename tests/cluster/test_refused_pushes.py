@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.kernels.id_routing import owned_by
-from psfleet.core.engine.rules import Adam
+from psfleet.core.engine.rules import SGD, Adam
 from psfleet.core.engine.runtime_interface import Gradient, PendingPush, Read, Runtime
 from psfleet.core.engine.schema.entry import CapacityEntry
 from psfleet.core.engine.schema.table import TableSpec
@@ -22,6 +22,7 @@ from tests.trainings import in_threads
 ROWS = TableSpec("rows", "sparse", (4,), Adam(), entry=CapacityEntry(rows=300, full="refuse"))
 OTHER = TableSpec("other", "sparse", (4,), Adam())
 DENSE = TableSpec("dense", "dense", (64,), Adam())
+SUM = TableSpec("sum", "dense", (3,), SGD())
 IDS = np.arange(100)
 
 
@@ -97,6 +98,33 @@ def test_a_ticket_or_a_pull_says_it(mode: Mode) -> None:
             runtime.pull([Read(ROWS.key, IDS)])
         push(runtime, IDS)
         assert runtime.pull([Read(ROWS.key, IDS)])[0].any()
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings"), [("async", {}), ("ssp", {}), ("half-async", {}), ("geo", {"k_steps": 1})]
+)
+def test_a_push_that_says_it_is_not_sent(mode: Mode, settings: dict[str, int]) -> None:
+    """A script that makes it again counts each of its gradients once, and none is lost."""
+    with (
+        LocalFleet(servers=1, workers=1, in_process=True) as fleet,
+        contextlib.closing(fleet.connect(0, mode, **settings)) as runtime,
+    ):
+        begin(runtime)
+        runtime.create(SUM, np.zeros(3, np.float32))
+        pushed, said = 0, 0
+        push(runtime, np.arange(1000))
+        while not said or pushed % 8:
+            gradient = Gradient(SUM.key, np.full(3, -1.0, np.float32), None, 1.0)
+            try:
+                runtime.push([gradient])
+            except UsageError:
+                said += 1
+                runtime.push([gradient])
+            pushed += 1
+            assert pushed < 1000
+        runtime.flush()
+        assert said == 1
+        assert runtime.pull([Read(SUM.key)])[0].tolist() == [pushed] * 3
 
 
 @pytest.mark.parametrize("durability", ["none", "log"])

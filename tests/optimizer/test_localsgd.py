@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.errors import ConfigError, ShapeError, UsageError
 from psfleet.core.base.scaling_files import read_scale
 from psfleet.core.client.client import Client
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime
+from psfleet.core.engine.schema.entry import CapacityEntry
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.modes.local_sgd import LocalSGDRuntime
@@ -167,3 +168,33 @@ def test_calls_for_the_cluster_reach_it() -> None:
         runtime.scale(2)
         assert read_scale(fleet.snapshots.parent) == (1, 2)
         runtime.close()
+
+
+def test_a_push_that_raises_changes_nothing() -> None:
+    """Neither one with a gradient that does not fit, nor one that tells that an earlier push was refused."""
+    few = dataclasses.replace(ROWS, entry=CapacityEntry(rows=2, full="refuse"))
+
+    def work(runtime: Runtime) -> None:
+        runtime.create(W, np.zeros((3, 2), np.float32))
+        runtime.create(few)
+
+        def push(rows: int, width: int = 1) -> None:
+            values = np.ones((rows, width), np.float32)
+            runtime.push(
+                [
+                    Gradient(W.key, np.ones((3, 2), np.float32), None, 1.0),
+                    Gradient(few.key, values, np.arange(rows), 1.0),
+                ]
+            )
+
+        push(1)
+        with pytest.raises(ShapeError):
+            push(1, width=2)
+        push(5)  # refused, as far as servers get it
+        with pytest.raises(UsageError, match="'local/rows' is full"):
+            push(1)
+        push(1)
+        runtime.flush()
+        assert runtime.pull([Read(W.key)])[0].tolist() == [[-3, -3]] * 3
+
+    together(1, 1, LocalSGDSettings(k_steps=100, begin_step=1), work)

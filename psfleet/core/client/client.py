@@ -383,8 +383,8 @@ class Client:
             The outstanding push; its `wait(timeout)` returns when every server has acknowledged the push.
 
         Raises:
-            UsageError: A key is no table of this client, or its gradient is not valid. Nothing was sent to
-                any table.
+            UsageError: A key is no table of this client, its gradient is not valid, or a server has refused
+                an earlier push. Nothing was sent to any table; in the last case, push the gradients again.
         """
         return self.runtime.push(gradients_of(self.runtime, gradients))
 

@@ -217,6 +217,7 @@ class SparseTable(ClientTable):
 
         Raises:
             IdError, ShapeError: The ids, or the gradients for them, are not valid. Nothing was sent.
+            UsageError: A server has refused an earlier push. Nothing was sent; push these gradients again.
         """
         return self._runtime.push([self._rows_gradient(ids, grads, shows, clicks)])
 

@@ -295,6 +295,10 @@ class Tensors(Protocol):
             gradients: At most one for each table. In sync mode they are this worker's part of the round.
             samples: Number of samples that the step has used, for the progress display.
             loss: Loss of the step, for the progress display.
+
+        Raises:
+            UsageError: A gradient is not valid, or a server has refused an earlier push. These gradients were
+                not sent; after the refusal of an earlier push they may be pushed again.
         """
 
     def flush(self, timeout: float | None = None) -> None:

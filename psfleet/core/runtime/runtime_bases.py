@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.core.base.errors import TableConflict, UsageError
+from psfleet.core.base.errors import TableConflict, UnknownTable, UsageError
 from psfleet.core.engine.gradient_checks import check_reduction
 from psfleet.core.engine.round_plan import Range
 from psfleet.core.engine.runtime_interface import (
@@ -117,6 +117,13 @@ class ForwardingRuntime(ScriptRuntime):
 
     def __init__(self, fleet: ScriptRuntime) -> None:
         self._fleet = fleet
+
+    def _spec_of(self, table: int) -> TableSpec:
+        """Return the definition of a table, for `check_gradients`."""
+        spec = self._fleet.specs().get(table)
+        if spec is None:
+            raise UnknownTable(f"table {table:#x} is unknown; create it first")
+        return spec
 
 
 class ReadOnlyRuntime(ScriptRuntime):

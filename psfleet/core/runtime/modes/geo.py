@@ -21,14 +21,16 @@ Everything runs in the thread that trains. `half_async.py` is a mode with a thre
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.core.base.errors import ConfigError, UsageError
+from psfleet.core.base.errors import ConfigError, UsageError, joined_refusals
+from psfleet.core.engine.gradient_checks import check_gradients
 from psfleet.core.engine.kernels.dedup import dedup
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.runtime_interface import CompletedPush, Gradient, Read, TableState
@@ -269,6 +271,7 @@ class GeoRuntime(ForwardingRuntime):
         self._steps = 0  # since the last exchange
         self._samples = 0
         self._loss: float | None = None
+        self._refusals: list[UsageError] = []  # of servers, not raised yet
         for spec in fleet.specs().values():
             self._copy(spec)
 
@@ -341,6 +344,9 @@ class GeoRuntime(ForwardingRuntime):
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> CompletedPush:
         """Update the copies, and exchange with the servers at every `k_steps`-th push."""
+        # Whatever may refuse comes before the first change: a push that raises has done nothing.
+        check_gradients(self._spec_of, gradients)
+        self._raise_refusals()
         counts = [gradient for gradient in gradients if gradient.table not in self._copies]
         if counts:
             self._fleet.push(counts)
@@ -365,25 +371,33 @@ class GeoRuntime(ForwardingRuntime):
             key: copy.delta(1.0 if copy in full else share) for key, copy in self._copies.items()
         }
         gradients = [Gradient(key, delta.values, delta.ids) for key, delta in deltas.items()]
-        refusal = None
-        try:
-            self._fleet.push(gradients, samples=self._samples, loss=self._loss)
-        except UsageError as error:
-            # A server has refused an earlier push, and this push was not sent. Send it now, because there may
-            # be no later exchange, and raise the refusal afterwards.
-            refusal = error
-            self._fleet.push(gradients, samples=self._samples, loss=self._loss)
+        send = partial(self._fleet.push, gradients, samples=self._samples, loss=self._loss)
+        self._in_spite_of_refusals(send)
         # The bases change only now: if the push has failed, the next exchange sends the same updates.
         for key, delta in deltas.items():
             self._copies[key].commit(delta)
         self._steps = self._samples = 0
         try:
-            self._read_dense()
+            self._in_spite_of_refusals(self._read_dense)
         finally:
             for copy in full:
                 copy.drop_copies()
-        if refusal is not None:
-            raise refusal
+
+    def _in_spite_of_refusals(self, call: Callable[[], object]) -> None:
+        """Make a call of the cluster's runtime, again if it raises a server's refusal of an earlier push.
+
+        The copies have changed already, so the refusal is kept for the script's next call.
+        """
+        try:
+            call()
+        except UsageError as error:
+            call()
+            self._refusals.append(error)
+
+    def _raise_refusals(self) -> None:
+        refusals, self._refusals = self._refusals, []
+        if refusals:
+            raise joined_refusals(refusals)
 
     def _read_dense(self) -> None:
         dense = {
@@ -397,6 +411,7 @@ class GeoRuntime(ForwardingRuntime):
         """Send all changes that the servers do not have, and wait until they are applied."""
         if any(copy.owes for copy in self._copies.values()):
             self._exchange(1.0)
+        self._raise_refusals()
         self._fleet.flush(timeout)
 
     def barrier(self, timeout: float | None = None) -> None:

@@ -23,17 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.core.base.errors import (
-    DeadlineExceeded,
-    PsfleetError,
-    UnknownTable,
-    UsageError,
-    joined_refusals,
-)
+from psfleet.core.base.errors import DeadlineExceeded, PsfleetError, UsageError, joined_refusals
 from psfleet.core.base.threads import ServiceThread, deferred, wait_for
 from psfleet.core.engine.gradient_checks import check_gradients
 from psfleet.core.engine.runtime_interface import Gradient, PendingPush, Runtime
-from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.membership_view import Position
 from psfleet.core.runtime.runtime_bases import ForwardingRuntime
 from psfleet.core.runtime.script_runtime import ClusterLike
@@ -142,12 +135,6 @@ class HalfAsyncRuntime(ForwardingRuntime):
             self._queue.append(step)
             self._changed.notify_all()
         return step
-
-    def _spec_of(self, table: int) -> TableSpec:
-        spec = self._fleet.specs().get(table)
-        if spec is None:
-            raise UnknownTable(f"table {table:#x} is unknown; create it first")
-        return spec
 
     def await_push(self, step: _QueuedPush, timeout: float | None) -> None:
         """Wait until a push is acknowledged, and raise its error if it has failed or was refused."""

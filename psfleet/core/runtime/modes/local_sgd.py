@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from psfleet.core.engine.gradient_checks import check_gradients
 from psfleet.core.engine.runtime_interface import (
     CompletedPush,
     Gradient,
@@ -89,20 +90,27 @@ class LocalSGDRuntime(ForwardingRuntime):
         local = self._local.specs()
         near = [gradient.untravelled() for gradient in gradients if gradient.table in local]
         far = [gradient for gradient in gradients if gradient.table not in local]
-        self._samples += samples
+        check_gradients(self._spec_of, gradients)
+        since = self._since + bool(near)
         ticket: PendingPush = CompletedPush()
+        sends = bool(far) or not self._begun or since >= self._settings.k_steps
+        # Before the local tables change, because it raises the refusal of an earlier push: a push that raises
+        # has done nothing.
+        if sends:
+            ticket = self._send(far, loss, samples)
+        else:
+            self._samples += samples
+        self._near = not sends
         if near:
             self._local.push(near)
-            self._since += 1
-            self._trained = True
-        self._near = True
-        if far or not self._begun or self._since >= self._settings.k_steps:
-            ticket = self._send(far, loss)
+            self._since, self._trained = since, True
         self._advance()
         return ticket
 
-    def _send(self, gradients: Sequence[Gradient], loss: float | None) -> PendingPush:
-        ticket = self._fleet.push(gradients, samples=self._samples, loss=loss)
+    def _send(
+        self, gradients: Sequence[Gradient], loss: float | None, samples: int = 0
+    ) -> PendingPush:
+        ticket = self._fleet.push(gradients, samples=self._samples + samples, loss=loss)
         self._samples, self._near = 0, False
         return ticket
 
