@@ -57,7 +57,8 @@ def write(root: Path, to: Path) -> None:
         "psfleet",
         search_paths=[root],
         docstring_parser="google",
-        docstring_options={"warnings": False},
+        # A result is one paragraph, over several lines too, and not a list of one item for each line.
+        docstring_options={"warnings": False, "returns_multiple_items": False},
         resolve_aliases=True,
     )
     page_of: dict[str, str] = {}

@@ -33,7 +33,7 @@ INNER = {
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The module that writes the pages, with the headings of each page."""
+    """The modules of each page, the headings of each page, and its text."""
     pytest.importorskip("griffe", reason="griffe is not installed: pip install psfleet[docs]")
     sys.path.insert(0, str(ROOT / "tools"))
     try:
@@ -42,11 +42,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Any:
         sys.path.remove(str(ROOT / "tools"))
     folder = tmp_path_factory.mktemp("site") / "api"
     api_pages.write(ROOT, folder)
-    headings = {
-        path.stem: re.findall(r"^#+ (\S+)$", path.read_text(), re.MULTILINE)
-        for path in folder.glob("*.md")
-    }
-    return api_pages.PAGES, headings
+    texts = {path.stem: path.read_text() for path in folder.glob("*.md")}
+    headings = {page: re.findall(r"^#+ (\S+)$", text, re.M) for page, text in texts.items()}
+    return api_pages.PAGES, headings, texts
 
 
 def public(module: ModuleType) -> dict[str, Any]:
@@ -74,7 +72,7 @@ def methods(kind: type) -> Iterator[str]:
 def test_every_public_name_and_method_is_on_its_page(pages: Any) -> None:
     """Each name of `__all__` has a heading on the page of its module. Each method has one on the page of its
     class, or on that of a class from which it comes."""
-    of_pages, headings = pages
+    of_pages, headings, _ = pages
     public_names = {
         page: [public(importlib.import_module(path)) for path in paths]
         for page, paths in of_pages.items()
@@ -99,6 +97,17 @@ def test_every_public_name_and_method_is_on_its_page(pages: Any) -> None:
     }
     assert not missing, "\n".join(sorted(missing))
     assert sum(len(names) for modules in public_names.values() for names in modules) > 400
+
+
+def test_a_result_is_one_item(pages: Any) -> None:
+    """Also one that a docstring describes in several lines."""
+    results = [
+        items.count("- ")
+        for text in pages[2].values()
+        for items in re.findall(r"^\*\*Returns\*\*\n\n((?:- .*\n)+)", text, re.M)
+    ]
+    assert len(results) > 20
+    assert {*results} == {1}
 
 
 def test_every_public_module_has_a_page(pages: Any) -> None:
