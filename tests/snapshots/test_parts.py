@@ -41,7 +41,7 @@ class Outcome:
 @contextmanager
 def parts_of(folder: Path, *numbers: int) -> Iterator[SnapshotWriter]:
     """Parts that await the cuts of these snapshots."""
-    parts = SnapshotWriter()
+    parts = SnapshotWriter(lambda: 0)
     try:
         for number in numbers:
             parts.expect(number, str(folder))
@@ -76,7 +76,7 @@ def test_no_thread_is_started_at_the_cut(tmp_path: Path) -> None:
 
 def test_a_cut_may_come_before_the_thread(tmp_path: Path) -> None:
     """An idle fleet is cut while it is being asked to be."""
-    parts, written = SnapshotWriter(), Outcome()
+    parts, written = SnapshotWriter(lambda: 0), Outcome()
     parts.expect(1, str(tmp_path))
     cut(parts, 1)
     parts.start(1)

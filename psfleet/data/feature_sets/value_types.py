@@ -318,9 +318,11 @@ def _one_by_one(values: NDArray[Any], kind: Kind) -> tuple[NDArray[Any], Mask, M
 def is_of(value: Any, kind: Kind) -> bool:
     """Return True if a single value has this type or is missing."""
     try:
-        return is_missing(value) or _CONVERTERS[kind][0](value) is not NotImplemented
+        if not is_missing(value):
+            _CONVERTERS[kind][0](value)
     except (ValueError, OverflowError):
         return False
+    return True
 
 
 def is_missing(value: Any) -> bool:

@@ -169,7 +169,7 @@ class SnapshotWriter:
         files: Maps the SHA-256 of each of the last two files to the number of its snapshot.
     """
 
-    def __init__(self, calls: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, calls: Callable[[], int]) -> None:
         self._calls = calls
         self.tell: Callable[[str], None] = _log.warning
         self.files: dict[str, int] = {}

@@ -108,6 +108,7 @@ class SspClock(PullGate):
         mode: Any = self.mode
         return int(mode.staleness)
 
+    @override
     def awaited(self, pull: Pull, live: Iterable[int]) -> list[int]:
         """Return the workers that are more than `staleness` pushes behind the pull."""
         slowest = pull.clock - self.staleness  # lowest clock that the pull does not wait for

@@ -313,6 +313,7 @@ class GeoRuntime(ForwardingRuntime):
             self._local.create(local_spec)
             self._copies[spec.key] = LocalSparseTable(self._local, local_spec)
 
+    @override
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         """Return values of the copies. Rows not read since the last exchange with the servers are pulled.
 
@@ -340,6 +341,7 @@ class GeoRuntime(ForwardingRuntime):
         assert isinstance(copy, LocalSparseTable)
         return copy
 
+    @override
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> CompletedPush:
@@ -407,6 +409,7 @@ class GeoRuntime(ForwardingRuntime):
         for copy, value in zip(dense.values(), values, strict=True):
             copy.refresh(value.reshape(-1))
 
+    @override
     def flush(self, timeout: float | None = None) -> None:
         """Send all changes that the servers do not have, and wait until they are applied."""
         if any(copy.owes for copy in self._copies.values()):
@@ -414,6 +417,7 @@ class GeoRuntime(ForwardingRuntime):
         self._raise_refusals()
         self._fleet.flush(timeout)
 
+    @override
     def barrier(self, timeout: float | None = None) -> None:
         """Wait for all workers. Afterwards each worker's copies are equal to the servers' values."""
         self.flush(timeout)

@@ -73,6 +73,7 @@ class LocalSGDRuntime(ForwardingRuntime):
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         return pull_parts(reads, self._local, self._fleet)
 
+    @override
     def pull_ahead(self, reads: Sequence[Read]) -> PendingPull:
         """Start a pull, or pull at once if a requested table is trained in this process."""
         local = self._local.specs()
@@ -80,6 +81,7 @@ class LocalSGDRuntime(ForwardingRuntime):
             return super().pull_ahead(reads)
         return self._fleet.pull_ahead(reads)
 
+    @override
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> PendingPush:
@@ -192,6 +194,7 @@ class LocalSGDRuntime(ForwardingRuntime):
         for key in self._local.specs():
             self._fleet.write_table(key, self._local.read_table(key))
 
+    @override
     def barrier(self, timeout: float | None = None) -> None:
         """Wait for all workers. Afterwards all workers and the servers have the same dense weights."""
         self._meet(stay=True)
@@ -205,11 +208,13 @@ class LocalSGDRuntime(ForwardingRuntime):
         self.barrier()
         return self._fleet.all_reduce(value, mode)
 
+    @override
     def read_table(self, table: int) -> TableState:
         """Read a table. For a dense table that is trained here, returns this worker's copy."""
         here = table in self._local.specs()
         return self._local.read_table(table) if here else self._fleet.read_table(table)
 
+    @override
     def write_table(self, table: int, state: TableState) -> None:
         """Overwrite a table on the servers and here. The other workers copy it at the next barrier."""
         self._fleet.write_table(table, state)
@@ -217,11 +222,13 @@ class LocalSGDRuntime(ForwardingRuntime):
             self._local.write_table(table, state)
             self._rewritten = True
 
+    @override
     def save(self, path: str, *, delta: bool = False, base: bool = False) -> str:
         """Save all tables. Dense tables are saved with this worker's weights and optimizer state."""
         self._publish()
         return self._fleet.save(path, delta=delta, base=base)
 
+    @override
     def load(self, path: str) -> None:
         """Load all tables. The other workers copy the dense tables at the next barrier."""
         self._fleet.load(path)

@@ -105,6 +105,7 @@ class DeviceRowMemory(RowStore):
     def most_bytes_with(self, more: int) -> int:
         return self._bytes_with(more, more)
 
+    @override
     def keep_ahead(self, available: int | None = None) -> None:
         """Do nothing: a device zeroes memory quickly, so that allocating in advance gains nothing."""
 

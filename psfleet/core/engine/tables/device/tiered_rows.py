@@ -92,6 +92,7 @@ class TieredRowMemory(RowMemory):
     def has_lines(self, count: int) -> bool:
         return self.host.has_lines(count)
 
+    @override
     def bytes_with(self, more: int) -> int:
         """Return the bytes of host memory taken after `more` rows are added.
 
@@ -99,6 +100,7 @@ class TieredRowMemory(RowMemory):
         """
         return self.host.bytes_with(more - self._rows_for_device(more) if more else 0)
 
+    @override
     def most_bytes_with(self, more: int) -> int:
         """Return an upper bound of `bytes_with`, as if no new row fitted on the device."""
         return self.host.most_bytes_with(more)
