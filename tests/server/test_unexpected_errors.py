@@ -17,6 +17,7 @@ from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import SendError
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.shard.shard_tables import ShardTables
+from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.net.v1.follower_pb2 import ChangesRequest
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_server.coordinator.coordinator import Coordinator
@@ -54,7 +55,7 @@ def step(runtime: Runtime, count: int) -> None:
     ("lane", "count", "owner", "name"),
     [
         ("auto", 4, CallPlan, "apply"),
-        ("auto", 40, CallPlan, "fit"),
+        ("auto", 4, CallPlan, "fit"),
         ("inline", 4, CallPlan, "apply"),
         ("inline", 4, Shard, "note"),
         ("inline", 4000, Shard, "note"),
@@ -106,6 +107,46 @@ def test_all_pulls_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
         for runtime in runtimes.values():
             with contextlib.suppress(PsfleetError):
                 runtime.close()
+
+
+def test_half_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in the middle of a change ends all waits, and nobody gets what is not whole."""
+    half = (
+        r"the tables of server 0 have half of a change, which was stopped by MemoryError: no bytes"
+    )
+    runtimes: dict[int, Runtime] = {}
+    other = TableSpec("other", "dense", (3,), SGD())
+    said = []
+    with LocalFleet(servers=1, workers=3, in_process=True) as fleet:
+
+        def begin(worker: int) -> None:
+            runtimes[worker] = fleet.connect(worker, "sync")
+            runtimes[worker].create(other, np.zeros(3, np.float32))
+            runtimes[worker].create(SPEC)
+
+        def train(worker: int) -> None:
+            runtime, began = runtimes[worker], time.monotonic()
+            gradients = [
+                Gradient(other.key, np.ones(3, np.float32), None, 0.1),
+                Gradient(SPEC.key, np.ones((2, 4), np.float32), np.arange(2), 0.1),
+            ]
+            runtime.push(gradients)
+            with pytest.raises(PsfleetError) as raised:
+                runtime.pull([Read(SPEC.key, np.arange(2))])
+            said.append(str(raised.value))
+            with pytest.raises(PsfleetError, match=f"{half}|{FAILED}"):
+                runtime.pull([Read(SPEC.key, np.arange(2))])
+            assert time.monotonic() - began < 10
+
+        in_threads([partial(begin, worker) for worker in range(3)])
+        with monkeypatch.context() as patch:
+            patch.setattr(SparseTable, "push_mean", broken)
+            in_threads([partial(train, worker) for worker in range(3)])
+        for runtime in runtimes.values():
+            with pytest.raises(PsfleetError, match=f"{half}|{FAILED}"):
+                runtime.close()
+    assert sum(bool(re.fullmatch(FAILED, one)) for one in said) == 1
+    assert sum(bool(re.match(half, one)) for one in said) == 2
 
 
 @pytest.mark.parametrize(

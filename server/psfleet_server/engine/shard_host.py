@@ -188,7 +188,8 @@ class ShardHost:
             instructions = self.shard.handle(event, call)
         except Exception as error:
             explain(error, self.shard.recent)
-            instructions = [SendError(call, as_psfleet_error(error))]
+            refusal = SendError(call, as_psfleet_error(error))
+            instructions = [refusal, *self.shard.refuse_if_torn()]
         if cutting is not None and self.shard.cuts.is_lost(cutting.number):
             self.parts.forget(cutting.number)
         replies: list[Reply] = []

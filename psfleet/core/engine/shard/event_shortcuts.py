@@ -92,8 +92,12 @@ def apply_plain_call(
     """
     if push is not None:
         shard.recent.add(push)
-        shard.note(push)
-        updates.apply(base)
+        try:
+            shard.note(push)
+            updates.apply(base)
+        except Exception as error:
+            shard.tear(error)
+            raise
         shard.counters.count(push, True)
     if pull is not None:
         shard.recent.add(pull)

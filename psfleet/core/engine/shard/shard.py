@@ -10,6 +10,9 @@ the durable part of the change, and only then changes the shard. Changes that ne
 have no record: commits that come with pulls, marks of a snapshot, and the announcement of a view.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -72,6 +75,8 @@ class Shard:
         counters, staleness, recent: For metrics and error messages; not part of the shard's state.
         replaying: True while records of an earlier process are replayed (event_shortcuts.replay).
         moving: True while rows move to another number of servers: nothing may change them.
+        torn: Error of every later event, after an unexpected error in the middle of a change, or None. The
+            tables then have a part of the change, which is in the log as a whole.
     """
 
     def __init__(self, index: int = 0, servers: int = 1, workers: int = 1) -> None:
@@ -89,6 +94,7 @@ class Shard:
         self.staleness = StalenessHistogram()
         self.replaying = False
         self.moving = False
+        self.torn: PsfleetError | None = None
         self.recent = RecentEvents()
         self._waiting: dict[Call, Pull] = {}
 
@@ -104,9 +110,13 @@ class Shard:
 
     @property
     def is_quiet(self) -> bool:
-        """True if no pull waits, there is no log and no follower, no snapshot is begun and no rows move."""
+        """True if no pull waits, there is no log and no follower, no snapshot is begun and no rows move.
+
+        Also the tables must be whole.
+        """
         follows, keeps = self.tables.changes.is_kept, self.journal is not None
-        return not (self._waiting or self.moving or self.cuts.under_way or follows or keeps)
+        stopped = self.moving or self.torn is not None
+        return not (self._waiting or stopped or self.cuts.under_way or follows or keeps)
 
     def progress(self) -> int:
         """Return the progress of training: closed rounds (sync mode) or the pushes of the fastest worker."""
@@ -120,8 +130,8 @@ class Shard:
         self.recent.add(event)
         try:
             # These three change no rows: the end of a pull's wait, and the end or a mark of a snapshot.
-            if self.moving and not isinstance(event, Expire | EndCut | MarkCut):
-                raise rows_move(self.index)
+            if not isinstance(event, Expire | EndCut | MarkCut):
+                self._check_changeable()
             match event:
                 case Push():
                     return self._push(event, call)
@@ -160,6 +170,38 @@ class Shard:
         except Exception:
             self._waiting.pop(call, None)  # the caller refuses it
             raise
+
+    def _check_changeable(self) -> None:
+        if self.torn is not None:
+            raise self.torn
+        if self.moving:
+            raise rows_move(self.index)
+
+    @contextlib.contextmanager
+    def _applying(self) -> Iterator[None]:
+        """Apply a change within the block, after its checks: no table may refuse when others have changed."""
+        try:
+            with self.tables.budget.granting():
+                yield
+        except Exception as error:
+            self.tear(error)
+            raise
+
+    def tear(self, error: Exception) -> None:
+        """Note that an error has stopped a change in its middle. Does nothing for errors of psfleet."""
+        if not isinstance(error, PsfleetError):
+            words = " ".join(str(error).split())
+            self.torn = PsfleetError(
+                f"the tables of server {self.index} have half of a change, which was stopped by "
+                f"{type(error).__name__}: {words}; start again from the log or a snapshot"
+            )
+
+    def refuse_if_torn(self) -> list[Instruction]:
+        """Refuse the pulls that wait, if the tables have half of a change."""
+        if self.torn is None:
+            return []
+        waiting, self._waiting = self._waiting, {}
+        return [SendError(call, self.torn) for call in waiting]
 
     def _join(self, event: Join, call: Call) -> list[Instruction]:
         self.workers.check_seat(event.worker)
@@ -230,7 +272,8 @@ class Shard:
             # push again, and the push needs their memory.
             for key, ids in evictions:
                 self._record(Evict(key, ids))
-                self.tables.evict(key, ids)
+                with self._applying():
+                    self.tables.evict(key, ids)
             self._record(push)
             # Only after the record, which may fail: then nothing of the push may be left.
             self.tables.budget.held = waiting_bytes
@@ -238,8 +281,7 @@ class Shard:
                 self.rounds.hold(push)
             else:
                 self.note(push)
-                # The checks above have decided. No table may refuse now, when others have been updated.
-                with self.tables.budget.granting():
+                with self._applying():
                     apply_push(self.tables, push, adds=self.consistency.declared.adds_deltas)
         self.counters.count(push, fresh)
         return [SendOutcome(call, "held" if holds else "applied"), *self._advance()]
@@ -288,7 +330,7 @@ class Shard:
             except NoRoom:
                 self.waits_for_room = True
                 break
-            with self.tables.budget.granting():
+            with self._applying():
                 update(self.tables, self.rounds.close())
             self.tables.budget.held = 0
             instructions += self._cut_if_due()
@@ -325,8 +367,7 @@ class Shard:
         """
         if self.tables.has(spec):
             return False
-        if self.moving:
-            raise rows_move(self.index)
+        self._check_changeable()
         # Made before its record and added after it: too little memory must not leave a record, and a record
         # that fails must not leave a table.
         table = self.tables.make(spec, value, may_refuse=not self.replaying)
@@ -362,7 +403,8 @@ class Shard:
             rows = (fill.table, fill.columns.get(ROW_IDS))
             check_write_room(self.tables, [rows], self.rounds.held)
             self._record(fill)
-            refill(table, fill.clock, fill.columns)
+            with self._applying():
+                refill(table, fill.clock, fill.columns)
 
     def _write(self, write: WriteState, call: Call) -> list[Instruction]:
         for state in write.states:
@@ -372,7 +414,7 @@ class Shard:
             check_write_room(self.tables, rows, self.rounds.held)
             self._record(write)
             self.workers.wrote(write)
-            with self.tables.budget.granting():
+            with self._applying():
                 for state in write.states:
                     self.tables.restore(state)
         return [SendOutcome(call)]
@@ -383,7 +425,8 @@ class Shard:
             return [SendOutcome(call)]
         self._record(event)
         self.workers.wrote(event)
-        return [SendOutcome(call, number=self.tables.shrink(event))]
+        with self._applying():
+            return [SendOutcome(call, number=self.tables.shrink(event))]
 
     @property
     def tick_every(self) -> float:
@@ -393,7 +436,8 @@ class Shard:
     def _tick(self, seconds: float, call: Call) -> list[Instruction]:
         if seconds > 0 and self.tables.tick_every:
             self._record(Tick(seconds))
-            self.tables.tick(seconds)
+            with self._applying():
+                self.tables.tick(seconds)
         return [SendOutcome(call), *(self._advance() if self.consistency.tick(seconds) else ())]
 
     def _begin_cut(self, event: BeginCut, call: Call) -> list[Instruction]:
