@@ -12,7 +12,7 @@ from psfleet.core.base.settings.declaration import from_variable
 from psfleet.core.base.settings.declared_settings import JobSettings
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import find_mode
-from psfleet.core.engine.evictions import EvictionCause
+from psfleet.core.engine.eviction_records import EvictionCause
 from psfleet.core.engine.rules import Adam
 from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime
 from psfleet.core.engine.schema.entry import (

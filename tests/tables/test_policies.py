@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import UsageError
-from psfleet.core.engine.evictions import EvictedIds, EvictionCause
+from psfleet.core.engine.eviction_records import EvictedIds, EvictionCause
 from psfleet.core.engine.kernels.hashing import hash_ids
 from psfleet.core.engine.kernels.initial_values import initial_rows
 from psfleet.core.engine.rules import SGD, Adam

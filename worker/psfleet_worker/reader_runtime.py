@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from psfleet.core.base.errors import ConfigError, ServerUnavailable, UsageError
 from psfleet.core.base.settings.environment import Environment
-from psfleet.core.engine.evictions import EvictedIds
+from psfleet.core.engine.eviction_records import EvictedIds
 from psfleet.core.engine.rules import import_rules
 from psfleet.core.engine.runtime_interface import Read, ReadVersion, TableState
 from psfleet.core.engine.schema.table import TableSpec

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from psfleet.core.base.errors import UsageError
-from psfleet.core.engine.evictions import EvictedIds, joined
+from psfleet.core.engine.eviction_records import EvictedIds, joined
 from psfleet.core.engine.runtime_interface import Runtime
 from psfleet.core.engine.schema.table import TableSpec, key_of
 

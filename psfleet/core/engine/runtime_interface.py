@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.memory import value_class
 from psfleet.core.base.settings.kinds import Format
-from psfleet.core.engine.evictions import EvictedIds
+from psfleet.core.engine.eviction_records import EvictedIds
 from psfleet.core.engine.kernels.bags import RowBags, pool_parts, spread_parts
 from psfleet.core.engine.schema.table import OWN, TableSpec
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import ConfigError, FrameError
 from psfleet.core.base.json_documents import exact, natural
-from psfleet.core.engine.evictions import EvictedIds
+from psfleet.core.engine.eviction_records import EvictedIds
 from psfleet.core.engine.rules import make_rule, reference_of
 from psfleet.core.engine.schema.entry import make_entry
 from psfleet.core.engine.schema.table import (

@@ -26,7 +26,7 @@ from psfleet.core.base.settings.declaration import from_variable
 from psfleet.core.base.settings.declared_settings import JobSettings
 from psfleet.core.base.threads import deferred
 from psfleet.core.engine.consistency import AsyncMode
-from psfleet.core.engine.evictions import EvictedIds
+from psfleet.core.engine.eviction_records import EvictedIds
 from psfleet.core.engine.gradient_checks import (
     check_gradients,
     check_ids,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import UnknownTable
 from psfleet.core.base.settings.kinds import place_or_url
-from psfleet.core.engine.evictions import EvictedIds
+from psfleet.core.engine.eviction_records import EvictedIds
 from psfleet.core.engine.gradient_checks import check_ids, check_spec_value
 from psfleet.core.engine.kernels.dedup import load_batch_kernels
 from psfleet.core.engine.runtime_interface import TableState

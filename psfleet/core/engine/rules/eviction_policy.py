@@ -119,7 +119,7 @@ class LRU(EvictionPolicy):
     name = "lru"
 
     def score(self) -> None:
-        """Return None, because age alone ranks the rows (eviction_ranking.AgeRanking)."""
+        """Return None, because age alone ranks the rows (eviction_choice.AgeRanking)."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import ShapeError, TableConflict, UnknownTable, UsageError
-from psfleet.core.engine.evictions import EvictedIds, EvictionCause
+from psfleet.core.engine.eviction_records import EvictedIds, EvictionCause
 from psfleet.core.engine.gradient_checks import check_elements
 from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import LARGEST, TableSpec

@@ -2,7 +2,7 @@
 
 Two things decide. The table's entry may admit an id only by chance, or only after some pushes
 (AdmissionRule); until then the id is a candidate (candidates.py). And there must be memory and a free place:
-a table with a CapacityEntry evicts other rows (eviction_ranking.py), any other table refuses the push before
+a table with a CapacityEntry evicts other rows (eviction_choice.py), any other table refuses the push before
 anything changes.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.core.engine.evictions import EvictionCause
+from psfleet.core.engine.eviction_records import EvictionCause
 from psfleet.core.engine.kernels.dedup import ascending
 from psfleet.core.engine.kernels.hashing import drawn
 from psfleet.core.engine.kernels.initial_values import initializer_arguments
@@ -20,7 +20,7 @@ from psfleet.core.engine.schema.entry import CountFilterEntry, Entry, Probabilit
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.tables.budget import MemoryAccount
 from psfleet.core.engine.tables.candidates import CandidateCounts, CandidateIds
-from psfleet.core.engine.tables.eviction_ranking import EvictionRanking, rows_to_evict
+from psfleet.core.engine.tables.eviction_choice import EvictionRanking, rows_to_evict
 from psfleet.core.engine.tables.row_memory import RowMemory
 from psfleet.core.engine.tables.row_scan import RowScan
 from psfleet.core.engine.tables.row_update import RowValues

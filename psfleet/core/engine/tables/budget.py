@@ -4,7 +4,7 @@ A table checks its budget before it grows. So a push that needs too much memory 
 before anything changes, and the server is never killed for lack of memory. All figures are upper bounds: they
 assume whole pages, and an index that has just been enlarged. There is one budget for host memory, one for
 each kind of device, and one for rows on disk. How many rows are evicted when the memory is too small is
-decided in admission.py and eviction_ranking.py.
+decided in admission.py and eviction_choice.py.
 """
 
 import contextlib

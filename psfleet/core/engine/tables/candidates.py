@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.engine.schema.entry import CountFilterEntry
-from psfleet.core.engine.tables.eviction_ranking import rows_to_evict
+from psfleet.core.engine.tables.eviction_choice import rows_to_evict
 from psfleet.core.engine.tables.host_rows import HostRowMemory
 from psfleet.core.engine.tables.row_data import CandidateData
 

@@ -1,16 +1,16 @@
 """Removal of rows of a sparse table: after some steps or seconds without a push, or when `shrink` is called.
 
 A table calls `age` after each update, `tick` as time passes, and `shrink` when a script requests it.
-Candidates, the ids that wait for a row (candidates.py), are removed in the same way. eviction_ranking.py
+Candidates, the ids that wait for a row (candidates.py), are removed in the same way. eviction_choice.py
 decides which rows a full table removes.
 """
 
-from psfleet.core.engine.evictions import EvictionCause
+from psfleet.core.engine.eviction_records import EvictionCause
 from psfleet.core.engine.kernels.hash_index import SEGMENT_COUNT
 from psfleet.core.engine.schema.entry import ShowClickEntry, TTLEntry, part_of
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.tables.candidates import CandidateIds
-from psfleet.core.engine.tables.eviction_ranking import EvictionRanking, ScoreRanking
+from psfleet.core.engine.tables.eviction_choice import EvictionRanking, ScoreRanking
 from psfleet.core.engine.tables.row_data import TableClock
 from psfleet.core.engine.tables.row_memory import EVERY, RowMemory
 from psfleet.core.engine.tables.row_scan import RowScan

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import ShapeError, UsageError
-from psfleet.core.engine.evictions import EvictedIds, EvictionCause
+from psfleet.core.engine.eviction_records import EvictedIds, EvictionCause
 from psfleet.core.engine.kernels.dedup import ascending
 from psfleet.core.engine.tables.row_data import EVICTED, HistoryPoint, TableChanges
 from psfleet.core.engine.tables.row_memory import EVERY, RowMemory

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import UsageError
-from psfleet.core.engine.evictions import EvictedIds, EvictionCause
+from psfleet.core.engine.eviction_records import EvictedIds, EvictionCause
 from psfleet.core.engine.kernels.bags import RowBags
 from psfleet.core.engine.kernels.dedup import BagSums, UniqueIds, ascending
 from psfleet.core.engine.kernels.rule_source import scalars_of
@@ -32,7 +32,7 @@ from psfleet.core.engine.schema.entry import EvictionStreamEntry, part_of
 from psfleet.core.engine.schema.table import Device, TableSpec
 from psfleet.core.engine.tables.admission import AdmissionFilter, admission_rule
 from psfleet.core.engine.tables.budget import MemoryAccount, MemoryBudget
-from psfleet.core.engine.tables.eviction_ranking import eviction_ranking
+from psfleet.core.engine.tables.eviction_choice import eviction_ranking
 from psfleet.core.engine.tables.memory_choice import KINDS
 from psfleet.core.engine.tables.row_data import (
     CandidateData,
@@ -338,7 +338,7 @@ class SparseTable:
         Args:
             parts: Ids of the next update.
         """
-        # At least 1/16, because each choice ranks the whole table (eviction_ranking.py). Without the lock, as
+        # At least 1/16, because each choice ranks the whole table (eviction_choice.py). Without the lock, as
         # in `check_room`.
         if not self._account.evicts_for_memory or self._account.can_surely_add(
             sum(map(len, parts))

@@ -1,7 +1,8 @@
-"""Order in which a full table evicts rows: by age (longest time since the last push) or by lowest score.
+"""Choice of the rows that a full table evicts: how many, and in which order.
 
-Before a push adds rows to a table with a CapacityEntry, admission.py uses the table's ranking to choose rows
-to evict. `shrink` uses the ranking by score to find the rows below a threshold.
+`rows_to_evict` says how many. A ranking orders the rows by age (longest time since the last push) or by
+lowest score. admission.py uses both before a push adds rows to a table with a CapacityEntry. `shrink` uses
+the ranking by score to find the rows below a threshold.
 """
 
 from typing import Protocol
