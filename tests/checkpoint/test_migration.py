@@ -76,6 +76,16 @@ def test_a_value_that_a_row_shares_stays(tmp_path: Path) -> None:
     assert np.array_equal(after.values[1], np.repeat(before.values[1][:, :1], 16, axis=1))
 
 
+def test_state_of_new_columns_is_that_of_a_new_row(tmp_path: Path) -> None:
+    """Accumulators of the columns that a row had stay, and the others begin where the optimizer begins."""
+    rate = optimizer.Adagrad(0.1, initial_accumulator_value=0.5)
+    path = saved(tmp_path, table("t", 5, optimizer=rate))
+    wider = table("t", 16, optimizer=rate)
+    plan_migration(path, features(f=wider)).apply(tmp_path / "new")
+    accumulators = loaded(str(tmp_path / "new"), wider).values[1]
+    assert accumulators.tolist() == [[1.5] * 5 + [0.5] * 11] * 5
+
+
 def test_admission_and_first_values_may_change(tmp_path: Path) -> None:
     """Rows stay as they are; ids that waited for a row start again where every id gets one."""
     path = saved(tmp_path, table("t", 2, entry=CountFilterEntry(2)))
