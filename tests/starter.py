@@ -392,9 +392,8 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         _prepare(request)
     if request["starts_others"]:
         _fork_zygote()
-        _zygote.is_inner = (
-            request["program"] != _XDIST_WORKER
-        )  # tests start all that they start as ever
+        # Tests start processes as if this one were a new interpreter.
+        _zygote.is_inner = request["program"] != _XDIST_WORKER
         install()
     sys.stdout, sys.stderr = _stream(1), _stream(2)
     np.random.seed()  # Python does this for `random` in every fork
