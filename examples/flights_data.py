@@ -19,6 +19,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -268,9 +269,9 @@ def _package_folder() -> Path:
 def _columns(file: TextIO, names: Sequence[str]) -> Columns:
     lines = csv.reader(file)
     header = next(lines)
-    positions = [header.index(name) for name in names]
-    values = zip(*([line[position] for position in positions] for line in lines), strict=True)
-    return {name: np.array(column) for name, column in zip(names, values, strict=True)}
+    chosen = itemgetter(*(header.index(name) for name in names))
+    columns = zip(*map(chosen, lines), strict=True)
+    return {name: np.array(column) for name, column in zip(names, columns, strict=True)}
 
 
 def _floats(text: NDArray[Any]) -> Floats:

@@ -8,6 +8,8 @@ asked for it. `install` has `subprocess` start programs of psfleet and scripts t
 `nsenter --net=FILE`, `unshare --mount` and a shell that mounts something or joins a control group; everything
 else, what is started by `exec_popen`, and what is told PSFLEET_TEST_STARTER=0 is a new interpreter as ever.
 tests/test_starter.py compares both.
+The workers of pytest-xdist are such forks too, so that a whole run pays for these imports once. Each has a
+zygote of its own, forked from it before it has a thread.
 
 A fork differs in four ways: its modules are imported already, it shows the command line of the zygote,
 all forks of a zygote have its hash seed, and one that may start others has a zygote as its child.
@@ -49,6 +51,7 @@ _SETTABLE = {"PYTHONPATH", "PYTHONUNBUFFERED", "NUMBA_NUM_THREADS"}
 _STARTS = ("subprocess", "psfleet.fleet.testing", "from processes")  # in scripts that start others
 _SHELL = re.compile(r'(?:.*mount |echo \$\$ > |cd ).* && exec "\$@"')
 """A shell's script whose effects last in the process that started it: mounts, a control group, a folder."""
+_XDIST_WORKER = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]  # as execnet starts one
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # a zygote ends when its connection does
 
 
@@ -60,11 +63,13 @@ class _Zygote:
 
     Args:
         more: A module that it imports besides those of psfleet.
+        base: The zygote whose fork it is; without one it is a new interpreter.
         read: Variables that its modules read while they are imported.
     """
 
-    def __init__(self, more: str = "psfleet", **read: str) -> None:
+    def __init__(self, more: str = "psfleet", base: "_Zygote | None" = None, **read: str) -> None:
         self.more = more
+        self.base = base
         self.read = read
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
@@ -81,17 +86,32 @@ class _Zygote:
             if self._connection is not None:
                 return
             self._connection, theirs = _pair()
-            path = os.pathsep.join(entry for entry in sys.path if entry)
-            settled = {_ROOM: "x" * (1 << 15), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-            inherited = {name: said for name, said in os.environ.items() if name != "PYTHONPATH"}
             with theirs:
-                process = exec_popen(
-                    [sys.executable, "-P", __file__, str(theirs.fileno()), self.more, path],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    env={**inherited, **settled, **self.read},
-                )
-            atexit.register(_end, self._connection, process.wait)
+                wait = self._execute(theirs) if self.base is None else self._fork(theirs)
+            atexit.register(_end, self._connection, wait)
+
+    def _execute(self, connection: socket.socket) -> Callable[[], object]:
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        settled = {_ROOM: "x" * (1 << 15), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        inherited = {name: said for name, said in os.environ.items() if name != "PYTHONPATH"}
+        return exec_popen(
+            [sys.executable, "-P", __file__, str(connection.fileno()), self.more, path],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[connection.fileno()],
+            env={**inherited, **settled, **self.read},
+        ).wait
+
+    def _fork(self, connection: socket.socket) -> Callable[[], object]:
+        assert self.base is not None
+        with open(os.devnull) as null:
+            files = [null.fileno(), 1, 2, connection.fileno()]
+            request = _request(serves=self.more, kept=files[3:], environment=_AT_START)
+            process = self.base.fork(request, files)
+        return lambda: os.waitpid(process, 0)
+
+    def forget(self) -> None:
+        """Have no zygote, as in a new process."""
+        self._lock, self._connection, self.is_inner = threading.Lock(), None, False
 
     def use(self, connection: socket.socket) -> None:
         """Take the zygote at the other end of the connection."""
@@ -112,7 +132,8 @@ class _Zygote:
         return int(reply)
 
 
-_zygote, _torch_zygote = _Zygote(), _Zygote("torch")
+_zygote = _Zygote()
+_torch_zygote = _Zygote("torch", _zygote)
 _simulator_zygote = _Zygote("numba.cuda", NUMBA_ENABLE_CUDASIM="1")
 _plain_path = [*sys.path]  # in a zygote: of an interpreter that was given no path
 start_zygote, start_torch_zygote = _zygote.start, _torch_zygote.start
@@ -161,18 +182,17 @@ class Forking(subprocess.Popen[Any]):
             return
         standard = (given["p2cread"], given["c2pwrite"], given["errwrite"])
         files = [number if file == -1 else file for number, file in enumerate(standard)]
-        request = {
-            "program": program,
-            "executed": [os.fspath(word) for word in given["args"]] if executes else [],
+        request = _request(
+            program=program,
+            executed=[os.fspath(word) for word in given["args"]] if executes else [],
             **around,
-            "folder": folder,
-            "environment": environment,
-            "kept": sorted(given["pass_fds"]),
-            "session": given["start_new_session"],
-            "dies with its parent": given["preexec_fn"] is not None,
-            "starts others": _starts_others(program, folder),
-            "ignored": [n for n in _IGNORED if signal.getsignal(n) == signal.SIG_IGN],
-        }
+            folder=folder,
+            environment=environment,
+            kept=sorted(given["pass_fds"]),
+            session=given["start_new_session"],
+            dies_with_its_parent=given["preexec_fn"] is not None,
+            starts_others=_starts_others(program, folder),
+        )
         self.pid = zygote.fork(request, [*files, *request["kept"]])
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -180,10 +200,27 @@ class Forking(subprocess.Popen[Any]):
         close(*(given[name] for name in pipes))
 
 
+def _request(**fields: Any) -> dict[str, Any]:
+    """A request to a zygote. serves: The module that another zygote imports, in place of a program."""
+    return {
+        "program": [],
+        "executed": [],
+        "serves": "",
+        "network": "",
+        "mounts": "",
+        "shell": [],
+        "session": False,
+        "dies_with_its_parent": False,
+        "starts_others": False,
+        "ignored": [n for n in _IGNORED if signal.getsignal(n) == signal.SIG_IGN],
+        **fields,
+    }
+
+
 def _program(command: Any) -> tuple[list[str], dict[str, Any]]:
     """What follows `python`, if it is a script or a module of psfleet, else empty; and what is before it:
     the file of its network, the file of its mounts, or "new", and a shell's script with its name."""
-    around: dict[str, Any] = {"network": "", "mounts": "", "shell": []}
+    around: dict[str, Any] = {}
     if not isinstance(command, list | tuple):
         return [], around
     words = [os.fspath(word) for word in command]
@@ -198,7 +235,7 @@ def _program(command: Any) -> tuple[list[str], dict[str, Any]]:
         return [], around
     bare = words[1:][words[1] == "-P" :]
     is_ours = bare[0].endswith(".py") or (bare[0] == "-m" and bare[1].startswith("psfleet"))
-    return (words[1:] if is_ours else []), around
+    return (words[1:] if is_ours or bare == _XDIST_WORKER else []), around
 
 
 def _zygote_for(program: Sequence[str], environment: dict[str, str], folder: str) -> _Zygote:
@@ -239,7 +276,7 @@ def _is_spawned(given: dict[str, Any]) -> bool:
 
 def _starts_others(program: Sequence[str], folder: str) -> bool:
     """Whether it is given a zygote; without one it starts new interpreters."""
-    if "psfleet_launch" in program:
+    if "psfleet_launch" in program or program == _XDIST_WORKER:
         return True
     if _zygote.is_inner or "psfleet_server" in program:
         return False
@@ -259,6 +296,10 @@ def install() -> None:
 
 
 # -- the zygote ----------------------------------------------------------------------------------
+
+
+def _load(more: str) -> None:
+    importlib.import_module("tests.preloading").load(more)
 
 
 def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -307,7 +348,7 @@ def _settle(request: dict[str, Any]) -> None:
         signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
     if request["session"]:
         os.setsid()
-    if request["dies with its parent"]:
+    if request["dies_with_its_parent"]:
         from psfleet_launch.job.spawn import _die_with
 
         _die_with(os.getppid())
@@ -333,8 +374,11 @@ def _run_and_end(request: dict[str, Any], files: list[int]) -> NoReturn:
 def _become(request: dict[str, Any], files: list[int]) -> None:
     """Be what an exec would have made of this process, and run the program."""
     for zygote in (_zygote, _torch_zygote, _simulator_zygote):
-        zygote.__init__()  # type: ignore[misc]
+        zygote.forget()
     _keep(files, [0, 1, 2, *request["kept"]])
+    if request["serves"]:
+        _load(request["serves"])
+        _run_and_end(*_serve(socket.socket(fileno=request["kept"][0])))
     for name in ("network", "mounts"):
         if request[name] and request[name] != "new":
             with open(request[name], "rb") as file:
@@ -346,8 +390,10 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         assert _LIBC.unshare(_NEW_MOUNTS) == 0
     if request["shell"]:
         _prepare(request)
-    if request["starts others"]:
+    if request["starts_others"]:
         _fork_zygote()
+        # Tests start processes as if this one were a new interpreter.
+        _zygote.is_inner = request["program"] != _XDIST_WORKER
         install()
     sys.stdout, sys.stderr = _stream(1), _stream(2)
     np.random.seed()  # Python does this for `random` in every fork
@@ -422,6 +468,10 @@ def _show(environment: dict[str, str]) -> None:
 
 
 def _run(program: list[str]) -> None:
+    if program == _XDIST_WORKER:
+        sys.path[:], sys.argv = ["", *_path(dict(os.environ)), *_plain_path], ["-c"]
+        exec(program[-1], {"__name__": "__main__"})
+        return
     is_safe = program[0] == "-P"
     first, *others = program[is_safe:]
     path = _path(dict(os.environ))
@@ -445,6 +495,7 @@ def _run_script(path: str) -> None:
 
 
 if __name__ == "__main__":
+    sys.modules["tests.starter"] = sys.modules["__main__"]  # a worker's conftest.py uses its zygote
     sys.path[:0] = sys.argv[3].split(os.pathsep)
-    importlib.import_module("tests.preloading").load(sys.argv[2])
+    _load(sys.argv[2])
     _run_and_end(*_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -181,3 +181,15 @@ def test_files_of_a_fork_of_a_fork_stay_open(forking: Any, tmp_path: Path) -> No
     )
     process = _start(forking, tmp_path, "outer.py")
     assert process.communicate() == ("20\n", "")
+
+
+def test_a_worker_of_xdist_is_a_fork_with_a_zygote(forking: Any, tmp_path: Path) -> None:
+    """It finds what an interpreter finds, and starts what it starts as the process that asked for it does."""
+    facts = "import sys; print(sys.argv, sys.path, __name__, sys.stdout.write_through)"
+    own = "; from tests.starter import _zygote; print(_zygote.is_started, _zygote.is_inner)"
+    command, ends = starter._XDIST_WORKER, []
+    for kind, code in ((forking, facts + own), (starter.exec_popen, facts)):
+        process = _start(kind, tmp_path, *command, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+        ends.append(process.communicate(f"{code!r}\n"))
+    (out, _), (expected, _) = ends
+    assert out == expected + "True False\n"

@@ -68,12 +68,22 @@ def loaded(path: str, expected: Table) -> TableState:
 def test_a_value_that_a_row_shares_stays(tmp_path: Path) -> None:
     """One accumulator for each row goes on, for the new columns too."""
     rate = optimizer.RowWiseAdagrad(0.1)
-    path = saved(tmp_path, table("t", 2, optimizer=rate))
-    before, wider = loaded(path, table("t", 2, optimizer=rate)), table("t", 3, optimizer=rate)
+    path = saved(tmp_path, table("t", 5, optimizer=rate))
+    before, wider = loaded(path, table("t", 5, optimizer=rate)), table("t", 16, optimizer=rate)
     plan_migration(path, features(f=wider)).apply(tmp_path / "new")
     after = loaded(str(tmp_path / "new"), wider)
     assert np.all(before.values[1] > 0)
-    assert np.array_equal(after.values[1], np.repeat(before.values[1][:, :1], 3, axis=1))
+    assert np.array_equal(after.values[1], np.repeat(before.values[1][:, :1], 16, axis=1))
+
+
+def test_state_of_new_columns_is_that_of_a_new_row(tmp_path: Path) -> None:
+    """Accumulators of the columns that a row had stay, and the others begin where the optimizer begins."""
+    rate = optimizer.Adagrad(0.1, initial_accumulator_value=0.5)
+    path = saved(tmp_path, table("t", 5, optimizer=rate))
+    wider = table("t", 16, optimizer=rate)
+    plan_migration(path, features(f=wider)).apply(tmp_path / "new")
+    accumulators = loaded(str(tmp_path / "new"), wider).values[1]
+    assert accumulators.tolist() == [[1.5] * 5 + [0.5] * 11] * 5
 
 
 def test_admission_and_first_values_may_change(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from psfleet_launch.chaos.message_faults import MessageFaults
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.trainings import TrainingWorkload, same_bits, train_together
 
-TRAINING = TrainingWorkload(steps=15, dim=8)
+TRAINING = TrainingWorkload(steps=15, dim=16)
 NARROW = TrainingWorkload(steps=15, dim=3)
 
 

@@ -68,8 +68,8 @@ def test_a_saved_model(tmp_path: Path) -> None:
     """A model with features is saved and predicts the same, for all kinds of pooling."""
     features = FeatureSet(
         [
-            Feature("a", Table("one", 3), pooling="mean", weighted=True),
-            Feature("b", Table("two", 2), pooling="none", last=2),
+            Feature("a", Table("one", 5), pooling="mean", weighted=True),
+            Feature("b", Table("two", 5), pooling="none", last=2),
             Number("n"),
         ]
     )
@@ -80,7 +80,7 @@ def test_a_saved_model(tmp_path: Path) -> None:
     }
     fleet.init()
     values = layers.features(features)
-    rows = layers.reshape(values["b"], [-1, 4])
+    rows = layers.reshape(values["b"], [-1, 10])
     out = layers.fc(layers.concat([values["a"], rows, values["n"]], axis=1), 1)
     loss = layers.mean(layers.square(out))
     fleet.distributed_optimizer(SGD(0.1)).minimize(loss)

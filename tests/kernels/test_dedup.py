@@ -156,7 +156,7 @@ def test_ascending_equals_sorted_set(parts: list[list[int]]) -> None:
     assert actual.tolist() == sorted({id_ for ids in parts for id_ in ids})
 
 
-@pytest.mark.parametrize("dim", [5, 8])
+@pytest.mark.parametrize("dim", [5, 16])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("mean", [False, True])
 def test_pooling_and_merging_of_bags_have_the_bits_of_rows(

@@ -52,8 +52,8 @@ CASES = {
     "every row, odd width": spec("adam", 7, "bfloat16/int8", every_row=True),
     "state in 16 bits": spec("ftrl", 16, "bfloat16/bfloat16"),
     "state in 8 bits": spec("momentum", 33, "bfloat16/int8"),
-    "sums over a row": spec("lamb", 8, "bfloat16"),
-    "state of a row": spec("rowwise_adagrad", 6, "bfloat16"),
+    "sums over a row": spec("lamb", 16, "bfloat16"),
+    "state of a row": spec("rowwise_adagrad", 16, "bfloat16"),
 }
 
 

@@ -61,8 +61,10 @@ class Model(RuleBasedStateMachine):
         return SparseTable(SPEC, max_rows=max_rows)
 
     def wanted(self, ids: Ids) -> Floats:
-        rows = [self.rows[i] if i in self.rows else first(np.array([i]))[0] for i in ids.tolist()]
-        return np.array(rows, np.float32).reshape(-1, WIDTH)
+        rows = first(ids)
+        for place, id_ in enumerate(ids.tolist()):
+            rows[place] = self.rows.get(id_, rows[place])
+        return rows
 
     @rule(ids=IDS, seed=st.integers(0, 999))
     def push(self, ids: list[int], seed: int) -> None:
