@@ -210,13 +210,7 @@ MUTANTS = (
         "if _CRC.unpack_from(head, _FIELDS.size) != (chain,) or kind == 0:", "if kind == 0:", LOG
     ),
     Mutant("if zlib.crc32(body.data) != crc:", "if False:", LOG),
-    Mutant(
-        "os.ftruncate(self._file, self._end)\n"
-        "            os.lseek(self._file, self._end, os.SEEK_SET)\n"
-        "            size",
-        "size",
-        LOG,
-    ),
+    Mutant("self._cut_off(self._end)\n            size", "size", LOG),
     Mutant("if number_of_file < number:", "if number_of_file <= number:", LOG + " tests/snapshots"),
     Mutant("if number <= self._floor:", "if number < self._floor:", "tests/standby tests/protocol"),
     Mutant(
