@@ -43,15 +43,21 @@ these that gives one:
 1. a flag,
 2. for settings of the strategy: the file that `--strategy` names,
 3. the job file that `--config` names,
-4. for settings of the strategy: the script's `DistributedStrategy`,
-5. the default.
+4. the environment variables under [What users set](#what-users-set), which processes of the job inherit,
+5. for settings of the strategy: the script's `DistributedStrategy`,
+6. the default.
 
-`--tcp` is `--port 0`; `--sync` and `--async` are `--mode sync` and `--mode async`; `--recompute` switches the
-part `recompute` on.
+If flags or files set anything of the strategy, the variable `PSFLEET_STRATEGY` is ignored as a whole
+([precedence](strategies.md#precedence)). Besides the strategy, only `--log-level` and `--on-nan` set what
+such a variable also sets (`PSFLEET_LOG`, `PSFLEET_ON_NAN`).
+
+`--tcp` is `--port 0`; `--sync` and `--async` are `--mode sync` and `--mode async`; `--recompute` switches
+the part `recompute` on.
 
 ## Job files
-`psfleet-launch --config job.toml` takes these keys, and in tables like `[strategy.consistency]` those of a
-[strategy file](strategies.md). Times are seconds or a text like `"30s"`, sizes bytes or a text like `"8G"`.
+`psfleet-launch --config job.toml` takes the keys below. Settings of the [strategy](#strategy) go into
+tables such as `[strategy.consistency]`. Times are seconds or a text like `"30s"`, sizes bytes or a text
+like `"8G"`.
 ```toml
 [job]
 script = "train.py"
@@ -72,15 +78,18 @@ staleness = 4
 {strategy}
 
 ## Variables
-The launcher sets those of the first four tables for the processes of a job, and passes none of them on from
-its own environment. Whoever starts processes by hand sets them. Names of Paddle are
-synonyms; where both are set, PSFLEET_* wins. psfleet warns of a variable that begins with PSFLEET_ and is not
-listed here, and names the nearest one. psfleet-launch also warns of a variable that it ignores because there
-is a flag for it.
+The launcher sets the variables of the first four tables for the processes of a job, and passes none of them
+on from its own environment. Set them yourself if you start processes by hand. The variables of the last two
+tables are inherited by the processes of a job.
+
+Names of Paddle are synonyms; if both are set, the name that begins with PSFLEET_ is used. psfleet warns of
+a variable that begins with PSFLEET_ and is not listed here, and names the nearest one. psfleet-launch also
+warns of a variable that it ignores because there is a flag for it.
 {variables}
 
 ## Limits of a server
-`PSFLEET_LIMITS` names some of them, as in `tables=20000,message=67108864`. What it does not name is as here.
+`PSFLEET_LIMITS` changes limits, as in `tables=20000,message=67108864`. Limits that it does not name keep
+the defaults below.
 {limits}
 """
 

@@ -128,8 +128,9 @@ class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
     )
     hung_after: float = setting(
         5.0,
-        "After this silence a server or standby counts as hung: --replicas and --restart-hung replace it, "
-        "otherwise the screen reports it; 0: never",
+        "Time without a sign of life after which a server or standby counts as hung: 1s to 30s, or 0 to "
+        "switch the check off. A hung process is replaced with --replicas or --restart-hung, otherwise only "
+        "reported on the console",
         SECONDS,
         names="--hung-after servers.hung_after",
         metavar="5s",

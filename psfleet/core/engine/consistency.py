@@ -268,7 +268,9 @@ class SyncMode(ConsistencyMode):
 class SspMode(ConsistencyMode):
     """Async, but a pull waits while its worker is too far ahead of another."""
 
-    staleness: int = at_least_0(2, "pushes a worker may be ahead of another", names="--staleness")
+    staleness: int = at_least_0(
+        2, "pushes that a worker may be ahead of the slowest", names="--staleness"
+    )
     name = "ssp"
     number = 3
     has_clocks = True

@@ -1,7 +1,8 @@
 """The rules of the protocol, and what the product's classes are without each of them.
 
-The numbers are those of docs/protocol.md. The product does without R13, R9 and R17: the launcher decides
-who takes over (no term on disk), a roll-back starts all again (no generations), a place has one address.
+The numbers are those of docs/protocol.md. R16 and R17 belong to designs that were not built (decisions 11
+and 19). R3 is not removed here. R19 has no entry of its own: the mutants about what a mark says and what
+server 0 knows remove parts of it.
 """
 
 from collections.abc import Callable

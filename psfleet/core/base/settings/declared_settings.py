@@ -134,7 +134,7 @@ class FleetSettings:
     )
     rank: int = setting(
         0,
-        "Index within the role, from 0; must be given where there are several",
+        "Index within the role, from 0; required if there are several processes of the role",
         names="PSFLEET_RANK PADDLE_TRAINER_ID PADDLE_PSERVER_ID",
     )
     servers: tuple[str, ...] = setting(
@@ -158,7 +158,7 @@ class FleetSettings:
     )
     standby: int = setting(
         0,
-        "Ordinal of this standby among its server's standbys, from 1; 0: it is none",
+        "Number of this standby among its server's standbys, from 1, or 0 for a server",
         names="PSFLEET_STANDBY",
         least=0,
     )
@@ -171,14 +171,16 @@ class StageSettings:
     stage: int = setting(0, "Index of this stage of its worker, from 0", names="PSFLEET_STAGE")
     stages: int = setting(
         1,
-        "Stage processes of each worker; 1: workers are not cut",
+        "Stage processes of each worker; with 1, a worker is one process",
         names="PSFLEET_STAGES",
         least=1,
         most=MOST_WORKERS,
     )
     copy: int = setting(0, "Index of this copy of its stage, from 0", names="PSFLEET_COPY")
     stage_copies: tuple[int, ...] = setting(
-        (), "Number of copies of each stage; empty: one each", names="PSFLEET_STAGE_COPIES"
+        (),
+        "Number of copies of each stage; if empty, each stage has one",
+        names="PSFLEET_STAGE_COPIES",
     )
     stage_endpoints: tuple[str, ...] = setting(
         (),
@@ -208,8 +210,8 @@ class JobSettings:
     )
     snapshot_store: str = setting(
         "",
-        "Folder or URL in which jobs keep their snapshots, each in a folder of its name; empty: `snapshots` "
-        "in the folder of its logs",
+        "Folder or URL in which jobs keep their snapshots, each in a folder of its name; if empty, "
+        "`snapshots` in the folder of its logs",
         FOLDER_OR_URL,
         names="--snapshot-store PSFLEET_SNAPSHOT_STORE job.snapshot_store",
         metavar="FOLDER|URL",
@@ -313,7 +315,7 @@ class ProcessSettings:
     log_folder: str = setting("", "Folder of the servers' logs", FOLDER, names="PSFLEET_LOG_FOLDER")
     snapshots: str = setting(
         "",
-        "Folder where server 0 keeps the job's snapshots; empty: `snapshots` beside the logs",
+        "Folder where server 0 keeps the job's snapshots; if empty, `snapshots` beside the logs",
         FOLDER,
         names="PSFLEET_SNAPSHOTS",
     )
@@ -389,7 +391,8 @@ class UserSettings(LogSettings, NumberSettings):
     )
     lane: str = setting(
         "auto",
-        "Auto: share memory with servers on this host; inline: tensors in messages only",
+        "With auto, a worker shares memory with servers on its host; with inline, it sends tensors in "
+        "messages only",
         one_of("auto", "inline"),
         names="PSFLEET_LANE",
     )
@@ -403,7 +406,7 @@ class UserSettings(LogSettings, NumberSettings):
     )
     limits: ServerLimits = setting(
         ServerLimits(),
-        "What a server takes at most, such as `tables=20000,message=67108864`",
+        "Limits of a server (below), such as `tables=20000,message=67108864`",
         _LIMITS,
         names="PSFLEET_LIMITS",
     )
@@ -414,7 +417,7 @@ class UserSettings(LogSettings, NumberSettings):
     )
     log_format: str = setting(
         "text",
-        "Text: each line of the log a sentence; json: an object, with its fields apart",
+        "Format of the log: with text each line is a sentence, with json an object with fields",
         one_of("text", "json"),
         names="PSFLEET_LOG_FORMAT",
     )

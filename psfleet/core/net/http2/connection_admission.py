@@ -60,7 +60,10 @@ class ServedConnection(Protocol):
         """Serve calls until the connection ends; then raise ConnectionBroken."""
 
     def tick(self) -> None:
-        """Check deadlines. Called twice a second while no bytes arrive; raises to end the connection."""
+        """Called about twice a second while no bytes arrive, so that no wait is endless.
+
+        It may raise an error, which ends the wait and the connection.
+        """
 
     def newest(self) -> int:
         """Return the stream number of the client's latest call."""

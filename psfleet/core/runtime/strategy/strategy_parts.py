@@ -133,19 +133,25 @@ class PipelineSettings:
     """
 
     schedule: Schedule = setting(
-        "1f1b", "Run the program in sections on micro-batches, in this order", names="--pipeline"
+        "1f1b",
+        "Order in which micro-batches (parts of a batch) are processed; this switches the part on",
+        names="--pipeline",
     )
     stages: int = setting(
-        1, "Processes of each worker; each runs its sections", names="--stages", least=1
+        1,
+        "Processes of each worker; each computes a part of the network",
+        names="--stages",
+        least=1,
     )
     micro_batches: int = setting(
         1, "Parts that each batch is cut into", names="--micro-batches", least=1
     )
     queue_size: int = setting(
-        30, "Messages to a stage that may wait to be read; with more, their sender waits", least=1
+        30, "Unread messages that may wait for a stage; if there are more, senders wait", least=1
     )
     copies: tuple[int, ...] = setting(
-        (), "Processes of each stage, which take micro-batches in turn; empty: one each"
+        (),
+        "Processes of each stage, which take micro-batches in turn; if empty, each stage has one",
     )
 
     def __post_init__(self) -> None:
@@ -165,12 +171,14 @@ class RecomputeSettings:
     """
 
     checkpoints: tuple[str, ...] = setting(
-        (), "Names of variables or layers; empty: the first run chooses"
+        (),
+        "Names of the variables or layers whose values are kept; if empty, psfleet chooses them in the "
+        "first run",
     )
     memory_budget: str = setting(
         "",
-        'Memory that the chosen checkpoints may leave in use, such as "512MiB" or "2GB"; empty: as much '
-        "as checkpoints at every sqrt(n)-th operation take",
+        'Memory that the chosen checkpoints may leave in use, such as "512MiB" or "2GB"; if empty, as much '
+        "as with a checkpoint after every sqrt(n)-th of n operations",
     )
 
     def __post_init__(self) -> None:
@@ -201,7 +209,7 @@ class GradientMergeSettings:
     """Gradient merge: one push for several steps, with the sum or mean of their gradients."""
 
     k_steps: int = setting(1, "Steps whose gradients are merged", least=1)
-    avg: bool = setting(True, "Push their mean; false: their sum")
+    avg: bool = setting(True, "Push the mean of these gradients; false pushes their sum")
 
     def __post_init__(self) -> None:
         check(self, lambda declared: f"gradient_merge {declared.name}")
@@ -215,12 +223,13 @@ class DGCSettings:
     """
 
     rampup_begin_step: int = setting(
-        0, "Steps at the beginning whose gradients are sent whole", least=0
+        0, "Updates at the beginning whose gradients are sent whole", least=0
     )
-    rampup_step: int = setting(1, "Steps over which the sparsity rises", least=1)
+    rampup_step: int = setting(1, "Updates over which the sparsity rises", least=1)
     sparsity: tuple[float, ...] = setting(
         (0.999,),
-        "Shares of elements that are not sent, one for each part of `rampup_step`; the last stays",
+        "Fraction of elements that are not sent. With several values, `rampup_step` is divided equally among "
+        "them; the last one holds after it",
     )
 
     def __post_init__(self) -> None:
@@ -252,7 +261,7 @@ class LarsSettings:
     lars_weight_decay: float = _size(0.0005, "Weight decay")
     epsilon: float = _size(0.0, "Added to the denominator of the local learning rate")
     exclude_from_weight_decay: tuple[str, ...] = setting(
-        (), "Parts of names of parameters that are not decayed"
+        (), "Parameters whose name contains one of these texts are not decayed"
     )
 
     def __post_init__(self) -> None:
@@ -265,7 +274,7 @@ class LambSettings:
 
     lamb_weight_decay: float = _size(0.01, "Weight decay")
     exclude_from_weight_decay: tuple[str, ...] = setting(
-        (), "Parts of names of parameters that are not decayed"
+        (), "Parameters whose name contains one of these texts are not decayed"
     )
 
     def __post_init__(self) -> None:
@@ -278,7 +287,8 @@ class AMPSettings:
 
     dtype: str = setting(
         "bfloat16",
-        "How gradients travel: bfloat16 has the range of float32, float16 more digits and loss scaling",
+        "Format of gradients on the network: bfloat16 has the range of float32, float16 more digits and "
+        "loss scaling",
         one_of("bfloat16", "float16"),
     )
     compute: str = setting(
@@ -287,21 +297,19 @@ class AMPSettings:
         "and the processor has instructions for it, else float32",
         one_of("auto", "bfloat16", "float32"),
     )
-    init_loss_scaling: float = _least_1(
-        32768.0, "What float16 gradients are multiplied by on their way, at the start"
-    )
+    init_loss_scaling: float = _least_1(32768.0, "Scale of float16 gradients at the start")
     incr_every_n_steps: int = _least_1(
         1000, "Steps in a row without overflow after which the scale is multiplied by `incr_ratio`"
     )
     decr_every_n_nan_or_inf: int = _least_1(
         2,
-        "Steps in a row with overflow (they are skipped) after which it is multiplied by `decr_ratio`",
+        "Steps in a row that were skipped for overflow, after which the scale is multiplied by `decr_ratio`",
     )
     incr_ratio: float = _least_1(2.0, "See `incr_every_n_steps`")
     decr_ratio: float = setting(
         0.8, "See `decr_every_n_nan_or_inf`", least=2**-100, most=1, wanted="above 0 and at most 1"
     )
-    use_dynamic_loss_scaling: bool = setting(True, "False: the scale stays as it is")
+    use_dynamic_loss_scaling: bool = setting(True, "False keeps the scale constant")
 
     def __post_init__(self) -> None:
         check(self, lambda declared: f"amp {declared.name}")
@@ -329,11 +337,11 @@ class WireSettings:
 
     push: str = setting(
         "fp32",
-        "Form of gradients on the wire: fewer bytes for less precision; `--wire` sets both ways",
+        "Format of gradients on the network; `--wire` sets this format for gradients and weights",
         _FORM,
         names="--wire",
     )
-    pull: str = setting("fp32", "Form of weights on the wire", _FORM, names="--wire")
+    pull: str = setting("fp32", "Format of weights on the network", _FORM, names="--wire")
 
     def __post_init__(self) -> None:
         check(self, lambda declared: f"wire {declared.name}")
