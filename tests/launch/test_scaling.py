@@ -151,6 +151,8 @@ def test_a_server_that_dies_around_the_decision(
         job.until_logged(f"serverlog.{server}.copy.1", f"standby 1 of server {server} ready")
     copy_rows(job, tmp_path)
     server, folder = job.pid_of("server", rank), tmp_path / "psfleet-logs" / "j"
+    # Stopped while it waits for events: afterwards it hears of the death before it reads the promise.
+    job.until(lambda: _status(job.process.pid)[0] == "S", "the launcher's wait")
     job.process.send_signal(signal.SIGSTOP)
     (tmp_path / "hold").unlink()
     job.until(lambda: read_promise(folder)[0] > 0, "a promise")
@@ -167,9 +169,14 @@ def test_a_server_that_dies_around_the_decision(
     assert err.count("takes over") == (late or rank < 2)
 
 
+def _status(process: int) -> list[str]:
+    """The words of its `stat`, from its state on."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+
+
 def _has_ended(process: int) -> bool:
     """Whether it has ended with all its threads."""
-    words = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+    words = _status(process)
     return words[0] == "Z" and words[17] == "1"
 
 

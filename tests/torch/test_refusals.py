@@ -44,7 +44,7 @@ class Pair(nn.Module):
 
 
 def looped() -> nn.Sequential:
-    """A weight that two pieces use."""
+    """A weight that two sections use."""
     first = nn.Linear(3, 3)
     return nn.Sequential(first, nn.ReLU(), first)
 
@@ -179,7 +179,7 @@ under(pipeline={"micro_batches": 2})  # train an nn.Sequential with psfleet.torc
 PIPELINES = """
 begin(nn.Linear(3, 3))  # UsageError: ...the model is a Linear
 begin(nn.Sequential(nn.Linear(3, 3)), cuts=[1])  # UsageError: ...cuts is [1]
-begin(looped(), {"stages": 2})  # UsageError: ...'0.weight' is used in 2 pieces
+begin(looped(), {"stages": 2})  # UsageError: ...'0.weight' is used in 2 sections
 begin(nn.Sequential(nn.Linear(3, 3)), {"stages": 2})  # ConfigError: ...has 1 modules, too few
 begin(nn.Sequential(nn.Linear(3, 3), Pair()))  # UsageError: ...module 1 gives a dict
 begin(nn.Sequential(nn.Linear(3, 3)), {"copies": [2]})  # ConfigError: ...leave copies out
