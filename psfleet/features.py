@@ -55,6 +55,7 @@ from psfleet.data.feature_sets.feature_document import read_features, transform_
 from psfleet.data.feature_sets.feature_lookup import FeatureLookup, feed
 from psfleet.data.feature_sets.feature_set import Feature, FeatureSet, Input, Number, Table
 from psfleet.data.feature_sets.jagged import Jagged
+from psfleet.data.feature_sets.transforms.cross import Cross
 from psfleet.data.feature_sets.transforms.lists import (
     FillMissing,
     Match,
@@ -63,7 +64,7 @@ from psfleet.data.feature_sets.transforms.lists import (
     Truncate,
     WeightedValues,
 )
-from psfleet.data.feature_sets.transforms.maps import Lookup, Lowercase, MapLookup, NGrams, Split
+from psfleet.data.feature_sets.transforms.maps import Lookup, MapLookup
 from psfleet.data.feature_sets.transforms.number_transforms import (
     Bucketize,
     Clip,
@@ -72,8 +73,9 @@ from psfleet.data.feature_sets.transforms.number_transforms import (
     Normalize,
     Quantiles,
 )
+from psfleet.data.feature_sets.transforms.texts import Lowercase, NGrams, Split
 from psfleet.data.feature_sets.transforms.transform import Transform
-from psfleet.data.feature_sets.transforms.vocabulary import Cross, Vocabulary
+from psfleet.data.feature_sets.transforms.vocabulary import Vocabulary
 from psfleet.data.feature_sets.value_types import hashed
 from psfleet.optimizer.optimizer import check_outside
 

@@ -2,7 +2,7 @@
 pull a step.
 
 `convert()` makes it from torch's optimizers. parameter_plan plans and checks the tables, rule_mapping finds
-the servers' rule for each optimizer, and state_dicts reads and writes state dicts.
+the servers' rule for each optimizer, and optimizer_state_dicts reads and writes state dicts.
 """
 
 import functools
@@ -28,7 +28,7 @@ from psfleet.core.runtime.process_runtime import active, check_none_waits
 from psfleet.core.runtime.strategy import Settings
 from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
 from psfleet.optimizer.outgoing_gradients import GradientMerger, GradientScaler
-from psfleet.torch import state_dicts
+from psfleet.torch import optimizer_state_dicts
 from psfleet.torch.embedding_rows import EmbeddingRows
 from psfleet.torch.parameter_plan import (
     DenseBinding,
@@ -145,7 +145,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # initial ones.
         if not joins_late:
             writes = [binding.rows.fill for binding in sparse]
-            writes += state_dicts.begun(self.runtime, dense, sparse, states)
+            writes += optimizer_state_dicts.begun(self.runtime, dense, sparse, states)
             self._client.exclusively(lambda: _all(writes))
         for binding in sparse:
             binding.rows.content = None
@@ -274,18 +274,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             UsageError: A state dict cannot hold the state. The message says how to save it instead.
         """
-        state_dicts.check_saved(self._settings, self.runtime.worker_num)
+        optimizer_state_dicts.check_saved(self._settings, self.runtime.worker_num)
         if self._merger is not None:
             check_none_waits(self._merger.waiting, "a state dict")
         # Torch's own state_dict() makes the layout, so that the layout fits every version of torch.
         # `self.state` has the servers' state only during this call, as training never reads it.
-        self.state.update(state_dicts.entries(self.runtime, self._dense, self._sparse))
+        self.state.update(optimizer_state_dicts.entries(self.runtime, self._dense, self._sparse))
         try:
             state = super().state_dict()
         finally:
             self.state.clear()
-        state[state_dicts.HEADER] = state_dicts.version()
-        tables = state_dicts.table_entries(self._sparse)
+        state[optimizer_state_dicts.HEADER] = optimizer_state_dicts.version()
+        tables = optimizer_state_dicts.table_entries(self._sparse)
         if tables:
             state["tables"] = tables
         if self._scaler is not None:
@@ -312,10 +312,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         finally:
             self.param_groups = groups
             self.state = defaultdict(dict)
-        state_dicts.check_version(state_dict)
+        optimizer_state_dicts.check_version(state_dict)
         tables = state_dict.get("tables", {})
         self._wake(dict(_begun(states)))
-        writes = state_dicts.prepared(self.runtime, self._dense, self._sparse, states, tables)
+        writes = optimizer_state_dicts.prepared(
+            self.runtime, self._dense, self._sparse, states, tables
+        )
         self._check_groups(new_groups)
         for group, new in zip(groups, new_groups, strict=True):
             group.update(new)  # in place, because schedulers and bindings refer to the group

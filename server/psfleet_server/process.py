@@ -42,9 +42,10 @@ from psfleet.core.net.http2.http2_server import Http2Server
 from psfleet.core.net.v1.membership_pb2 import HeartbeatRequest
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.request_files import ModeRequestFile, ScaleRequestFile
+from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import ServerLog
 from psfleet_server.durability.log_place import decided, job_folder, remove_earlier
-from psfleet_server.durability.recovery import Journal, go_on_from, open_log
+from psfleet_server.durability.recovery import go_on_from, open_log
 from psfleet_server.engine.liveness import LivenessPipe, ServerHeartbeat, Ticker
 from psfleet_server.engine.memory_limit import spare, table_limit
 from psfleet_server.engine.row_moves import RowMoves

@@ -12,8 +12,8 @@ from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet_launch.commands.psfleet_cli import main
+from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import LogHeader, ServerLog
-from psfleet_server.durability.recovery import Journal
 
 TABLE = TableSpec("t", "sparse", (2,), Adam())
 DENSE = TableSpec("d", "dense", (4,), Adam())

@@ -29,9 +29,10 @@ from psfleet.core.engine.shard.events import BeginCut, Join, Push, WriteSnapshot
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.shard.snapshot_cuts import PendingCut
 from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import LogHeader, ServerLog, records
 from psfleet_server.durability.records import server_state
-from psfleet_server.durability.recovery import Journal, take
+from psfleet_server.durability.recovery import take
 from tests.fuzz.files import SPECS, Reader, of_folder, reseal_log, seal_manifest
 from tests.fuzz.frames import Broken
 from tests.server.seating import register

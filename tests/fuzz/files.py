@@ -43,8 +43,8 @@ from psfleet.features import Feature, FeatureSet, Table
 from psfleet.fleet.file_datasets import FileDataset
 from psfleet.fluid.layer_modules import load, save
 from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import LogHeader, ServerLog
-from psfleet_server.durability.recovery import Journal
 from tests.fuzz.frames import SLOW, Broken
 from tests.fuzz.mutations import mutated_bytes
 from tests.server.seating import register

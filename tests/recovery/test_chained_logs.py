@@ -20,9 +20,9 @@ from psfleet.core.engine.tables.dense import DenseTable
 from psfleet.core.net.server_state import ServerState
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.inspect_log import replay, verify
+from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import LogHeader, ServerLog, files_of, records
 from psfleet_server.durability.records import write_coordinator
-from psfleet_server.durability.recovery import Journal
 from tests.server.seating import register
 
 DENSE = TableSpec("d", "dense", (3,), make_rule("adam", {}))

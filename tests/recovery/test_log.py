@@ -22,8 +22,8 @@ from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.dense import DenseTable
 from psfleet_server.coordinator.barriers import Arrival
 from psfleet_server.coordinator.coordinator import Coordinator
+from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import LogHeader, ServerLog, records
-from psfleet_server.durability.recovery import Journal
 from tests.programs import ended
 from tests.server.seating import register
 

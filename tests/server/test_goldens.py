@@ -25,6 +25,7 @@ from psfleet.core.net.v1.replica_pb2 import FollowRequest
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.inspect_log import verify
+from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import VERSION, LogHeader, ServerLog, chained, read_header
 from psfleet_server.durability.log_shipping import joined
 from psfleet_server.durability.records import (
@@ -36,7 +37,6 @@ from psfleet_server.durability.records import (
     read_decision,
     write_coordinator,
 )
-from psfleet_server.durability.recovery import Journal
 from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.rpc.replies import Deadlines

@@ -31,8 +31,8 @@ from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.process_runtime import active, current
 from psfleet.fleet.testing.local_fleet import LocalFleet
+from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import LogHeader, ServerLog
-from psfleet_server.durability.recovery import Journal
 from tests.trainings import in_threads
 from tests.waiting import until
 

@@ -40,8 +40,8 @@ from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime, FrozenRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.job.job_plan import Job, Member, Told, child_environment
 from psfleet_launch.job.job_request import JobRequest
+from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import LogHeader, ServerLog
-from psfleet_server.durability.recovery import Journal
 from psfleet_server.engine.memory_limit import table_limit
 
 MIB = 1 << 20

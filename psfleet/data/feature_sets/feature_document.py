@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.files import reason, replace
 from psfleet.core.base.json_documents import Format, exact, reading
-from psfleet.data.feature_sets.transforms import lists, maps, number_transforms, vocabulary
+from psfleet.data.feature_sets.transforms import (
+    cross,
+    lists,
+    maps,
+    number_transforms,
+    texts,
+    vocabulary,
+)
 from psfleet.data.feature_sets.transforms.transform import FittedTransform, Function, Transform
 
 if TYPE_CHECKING:
@@ -30,7 +37,7 @@ _TRAINING = ("optimizer", "initializer", "entry")  # fields of a table that the 
 TRANSFORMS: dict[str, type[Transform]] = {
     "Bucketize": number_transforms.Bucketize,
     "Quantiles": number_transforms.Quantiles,
-    "Cross": vocabulary.Cross,
+    "Cross": cross.Cross,
     "Match": lists.Match,
     "Overlap": lists.Overlap,
     "Truncate": lists.Truncate,
@@ -43,9 +50,9 @@ TRANSFORMS: dict[str, type[Transform]] = {
     "Clip": number_transforms.Clip,
     "Normalize": number_transforms.Normalize,
     "MinMax": number_transforms.MinMax,
-    "Lowercase": maps.Lowercase,
-    "Split": maps.Split,
-    "NGrams": maps.NGrams,
+    "Lowercase": texts.Lowercase,
+    "Split": texts.Split,
+    "NGrams": texts.NGrams,
     "Vocabulary": vocabulary.Vocabulary,
 }
 """Class of each transform by its name in files. The names are listed here, so that renaming a class does

@@ -51,9 +51,9 @@ from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.coordinator_messages import Outcome
 from psfleet_server.coordinator.data_dispatch import DataDispatch
 from psfleet_server.coordinator.request_files import ModeRequestFile, ScaleRequestFile
+from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.durability.records import server_state
-from psfleet_server.durability.recovery import Journal
 from psfleet_server.durability.snapshot_writer import SnapshotWriter
 from psfleet_server.engine.coordinator_replies import release
 from psfleet_server.engine.follower_requests import Followers, SendChanges

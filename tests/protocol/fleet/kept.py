@@ -7,10 +7,11 @@ from psfleet.core.base.settings.environment import Environment
 from psfleet.core.engine.shard.shard import Shard
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability import log_place
+from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import ServerLog, chained
 from psfleet_server.durability.log_place import log_path, remove_earlier
 from psfleet_server.durability.records import RecordKind, decode
-from psfleet_server.durability.recovery import Journal, open_log, restored
+from psfleet_server.durability.recovery import open_log, restored
 from tests.protocol.fleet.follower import content_of
 from tests.protocol.fleet.job import Job
 from tests.protocol.scheduler import Broken, Disk

@@ -8,7 +8,7 @@ from psfleet.core.base.settings.environment import Environment
 from psfleet.core.net.server_state import read_state
 from psfleet_server.coordinator.request_files import Scaling
 from psfleet_server.durability import log_place
-from psfleet_server.durability.recovery import Journal
+from psfleet_server.durability.journal import Journal
 from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.server_scaling import ServerScaling
 from tests.protocol.fleet.mutants import replaced, without

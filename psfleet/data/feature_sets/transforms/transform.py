@@ -6,7 +6,7 @@ may call a transform at the same time.
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
@@ -123,6 +123,11 @@ class Function(Transform):
     def name(self) -> str:
         """Name of the function, for error messages."""
         return getattr(self.function, "__qualname__", repr(self.function))
+
+
+def objects(values: Sequence[Any]) -> NDArray[Any]:
+    """Return an array of Python objects. Without this, NumPy would convert numbers and lists."""
+    return np.fromiter(values, object, len(values))
 
 
 def plain_values(values: Iterable[Any]) -> list[Any]:
