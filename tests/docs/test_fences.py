@@ -36,6 +36,7 @@ EXTRAS = {
     "pyarrow": r"data\.(parquet|text_files|record_batches)|import pyarrow",
     "confluent_kafka": r"\bKafkaTopic\(",
     "httptools": r"serving\.Server\(",
+    "onnxruntime": r"import onnxruntime",
 }
 """Modules that need not be installed, and what of a block needs each."""
 LANGUAGES = {"", "python", "toml", "text", "diff", "yaml"}

@@ -97,10 +97,11 @@ def test_rules(tmp_path: Path) -> None:
 
 
 def test_modes(tmp_path: Path) -> None:
-    """The page's modes, one with a gate of its own, can be registered, and its script can name one."""
-    *modes, script = blocks("modes.md")
+    """The page's modes, one with a gate of its own, can be registered, and its scripts can name one."""
+    *modes, script, with_settings = blocks("modes.md")
     (tmp_path / "my_modes.py").write_text("\n".join(modes))
     run(script, tmp_path)
+    run(with_settings, tmp_path)
 
 
 def test_start(tmp_path: Path) -> None:
