@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from psfleet.checkpoint import read_manifest
-from psfleet.core.base.errors import ConfigError, PsfleetError, ServerUnavailable
+from psfleet.core.base.errors import ConfigError, PsfleetError, ServerUnavailable, UsageError
 from psfleet.core.base.job_files import environment_of
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.object_store import is_whole, latest_snapshot
@@ -32,6 +32,7 @@ from psfleet.core.base.observability.exposition import LatencyHistogram, counter
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import RowForm
 from psfleet.core.base.threads import ServiceThread
+from psfleet.core.engine.kernels.id_routing import owned_by
 from psfleet.core.engine.runtime_interface import FollowedCut, load_runtime
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.net.v1.follower_pb2 import ChangesReply, ChangesRequest, RowsReply, RowsRequest
@@ -167,6 +168,13 @@ class Follower:
         return self._rows.specs()
 
     def look_up(self, table: str, ids: Ids) -> Floats:
+        number, parts = self._part
+        # A row of another part would be silently replaced by its initial value.
+        if parts > 1 and not (own := owned_by(ids, number, parts)).all():
+            raise UsageError(
+                f"this follower keeps part {number + 1}/{parts} of the ids, and id {ids[~own][0]} of table "
+                f"{table!r} is in another one; look rows up with psfleet.serving.SplitClient"
+            )
         with self._lock:
             rows = self._rows.look_up(table, ids)
             age = int(self.age * 1e9)

@@ -31,6 +31,7 @@ from psfleet.core.net.connections.access import Access
 from psfleet.core.net.connections.certificates import make_credentials
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.serving.follower import Follower
+from psfleet_launch.commands.psfleet_cli import psfleet as command_line
 from tests.programs import ended
 from tests.server_channels import ServerChannel
 from tests.serving import models
@@ -187,8 +188,9 @@ def test_begins_with_a_snapshot(mode: str, check: Callable[..., None]) -> None:
             check(cut, values, trainer.values)
         with Follower(fleet.endpoints, part=(1, 3), **begins) as follower:
             own = owned_by(IDS, 1, 3)
-            expected = np.where(own[:, None], trainer.values[-1][0], trainer.values[0][0])
-            np.testing.assert_array_equal(follower.look_up("rows", IDS), expected)
+            np.testing.assert_array_equal(
+                follower.look_up("rows", IDS[own]), trainer.values[-1][0][own]
+            )
         with LocalFleet(servers=2, **local) as other:
             another = Trainer(other.connect(0, mode))
             with Follower(other.endpoints, **begins) as follower:
@@ -205,13 +207,14 @@ def test_parts_and_forms() -> None:
         for _ in range(5):
             trainer.step()
         rows, _, dense = trainer.values[-1]
-        first = trainer.values[0][0]
         for part in range(3):
             with Follower(fleet.endpoints, rows="int8", part=(part, 3)) as follower:
                 own = owned_by(IDS, part, 3)
-                actual = follower.look_up("rows", IDS)
-                error = np.abs(actual - np.where(own[:, None], rows, first)).max(axis=1)
-                assert (error <= np.abs(rows).max(axis=1) / 253).all()
+                error = np.abs(follower.look_up("rows", IDS[own]) - rows[own]).max(axis=1)
+                assert (error <= np.abs(rows[own]).max(axis=1) / 253).all()
+                other = f"keeps part {part + 1}/3 of the ids, and id {IDS[~own][0]} of table 'rows'"
+                with pytest.raises(UsageError, match=other):
+                    follower.look_up("rows", IDS)
                 np.testing.assert_array_equal(follower.dense("dense"), dense)
         with psfleet.connect(follow=fleet.endpoints) as client:
             table = client.sparse_table("rows", 5)
@@ -352,6 +355,14 @@ def test_served_parts() -> None:
         ports[0][0].kill()
         trainer.step()
         trainer.runtime.close()
+
+
+def test_a_part_is_of_a_job_that_is_followed(tmp_path: Path) -> None:
+    """`--part` without `--follow` is refused; it would serve all rows."""
+    pytest.importorskip("httptools", reason="httptools is not installed")
+    pytest.importorskip("grpc_health", reason="grpcio-health-checking is not installed")
+    with pytest.raises(ConfigError, match="--part is '2/4'; it goes with --follow: leave it out"):
+        command_line.main(["serve", str(tmp_path), "--part", "2/4"], standalone_mode=False)
 
 
 def test_a_thread_that_fails_ends_the_service(tmp_path: Path) -> None:

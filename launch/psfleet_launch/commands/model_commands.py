@@ -255,6 +255,8 @@ def serve(models: tuple[str, ...], **options: Any) -> int:
         raise ConfigError(
             "--checkpoint is for one model; serve the others by processes of their own"
         )
+    if options["part"] != "1/1" and not options["follow"]:
+        raise ConfigError(f"--part is {options['part']!r}; it goes with --follow: leave it out")
     followers = _followed(by_name, options) if options["follow"] else {}
     all_models = followers or {
         name: VersionedModel(
