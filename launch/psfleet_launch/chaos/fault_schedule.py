@@ -92,7 +92,7 @@ def schedule(
     - Servers are killed if they have a log or a standby, or if the job can go back to a snapshot.
     - Servers and standbys hang if the launcher kills hung processes.
     - Workers are killed at most as often as the launcher restarts them.
-    - Disks are full only if workers are restarted, because workers fail when they push to a full disk.
+    - Disks are full only if workers are restarted.
     - Machines are lost if the job has standbys and enough restarts of workers, until two machines are left.
     - The number of servers changes if `scales` is True.
 
