@@ -144,7 +144,7 @@ def internal_error(error: Exception) -> PsfleetError:
 
     The caller writes the traceback to the server's log.
     """
-    words = " ".join(str(error).split())
+    words = " ".join(str(error).split())  # on one line, as it becomes part of a sentence
     return PsfleetError(f"the server failed: {type(error).__name__}: {words}; see its log")
 
 

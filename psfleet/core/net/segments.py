@@ -76,6 +76,8 @@ class OutgoingSegment:
     arrays: tuple[NDArray[Any], ...] = ()
 
 
+# A step encodes the same few segments as the step before, unless its number of ids changes. The limit only
+# keeps such steps from filling the memory.
 @lru_cache(1024)
 def field_of(
     table: int,

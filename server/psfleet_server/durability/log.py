@@ -73,7 +73,7 @@ _FIELDS = struct.Struct("<QIB3x")
 _CRC = struct.Struct("<I")
 _HEAD = _FIELDS.size + _CRC.size
 _PAGE = 4096  # bytes that a loss of power leaves written or unwritten together: a block of most file systems
-_MOST_PARTS = 512  # buffers for one writev call; IOV_MAX is 1024
+_MOST_PARTS = 512  # buffers for one writev call; any number up to Linux's IOV_MAX, 1024, works
 
 
 @dataclass(frozen=True)

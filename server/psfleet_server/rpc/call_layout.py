@@ -51,10 +51,10 @@ _WORD = 4
 # for them: at 35 to 60 ns an id (decision 15), 20 to 30 us, about as long as the rest of the call takes.
 _MOST_IDS = 512
 # Maximum number of bytes of values in the reply of a planned call. The whole reply, values included, is
-# copied from the prepared one, and only then filled.
+# copied from the prepared one, and only then filled. Other limits have not been compared.
 _LONGEST = 256 << 10
 # A plan prepares one reply for each pair of outcome and view number. A new view makes the earlier replies
-# useless.
+# useless, so only a few are worth keeping.
 _MOST_OPENINGS = 8
 _Opening = tuple[bytearray, list[int]]
 """A prepared reply: the message to send, and the offset of each read's values in it."""
@@ -190,6 +190,7 @@ def lay_out(
     return response
 
 
+# As many as one worker may have plans (`_MOST_PLANS`), each of which needs one.
 @lru_cache(256)
 def _opening(
     fields: bytes, parts: tuple[tuple[int, Format, tuple[int, ...]], ...]

@@ -63,9 +63,11 @@ _fences, _errors = RateLimitedLog(_log), RateLimitedLog(_log)
 _MOST_FIELDS = 100_000
 """Maximum number of fields in a request.
 
-A field takes 2 bytes or more on the wire, and many times that once parsed.
+A field takes 2 bytes or more on the wire, and many times that once parsed. A push or pull has a few fields
+for each table, and a server has 10,000 tables at most by default.
 """
-# Duration in ns above which a call is logged as slow, unless it was deferred to wait for another worker.
+# Duration in ns above which a call is logged as slow, unless it was deferred to wait for another worker. An
+# estimate of what an operator wants to know, and not measured.
 SLOW = 1_000_000_000
 # Seconds after which a call without a deadline is expired: a day. gRPC gives such a call an infinite time,
 # for which `Condition.wait` raises OverflowError.

@@ -82,6 +82,8 @@ class SnapshotTimeouts:
         worker: Limit until every worker has delivered its state.
     """
 
+    # `cut` and `worker` are short, because pushes and the end of the snapshot wait for them. `file` is long:
+    # a server may have to write many gigabytes. The numbers are estimates.
     cut: float = 10.0
     file: float = 600.0
     worker: float = 10.0

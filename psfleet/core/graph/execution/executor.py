@@ -56,7 +56,9 @@ _runs = 0  # runs of programs that have parameters but no updates, and are not c
 T = TypeVar("T")
 Fetch = Variable | VariableSource | str
 _Pair = tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]
-_PLANS = 64  # programs and fetch lists whose plans an executor remembers
+# Programs and fetch lists whose plans an executor remembers: many more than usual scripts have. A script that
+# builds a program in each step must not keep them all in memory.
+_PLANS = 64
 
 
 def note_untrained_run() -> None:

@@ -386,7 +386,8 @@ class Http2Connection(BufferedReader, Generic[S]):
     def say_goodbye(self, newest: int, code: ErrorCode, details: str) -> None:
         """Send a GOAWAY frame before the connection ends. Skips it if another thread is sending for long."""
         # Not before the settings, which must be the first frame (RFC 9113, section 3.4). `send_some`, because
-        # the other end may be gone or read nothing.
+        # the other end may be gone or read nothing. For the same reason a second is enough to wait: the
+        # connection ends in any case.
         if self.has_greeted and self.sending.acquire(timeout=1.0):
             try:
                 self.transport.send_some([frames.goaway(newest, code, details)])
