@@ -248,6 +248,9 @@ class ShardTables(dict[int, Table]):
                 f"table {name!r}: the learning rate of a push is {gradient.learning_rate!r}; "
                 "it must be a finite float32"
             )
+        # Some rules refuse a rate of 0. They must do so before the push has a record, which a restart would
+        # replay.
+        table.spec.rule.scalars(gradient.learning_rate, 1)
         if isinstance(table, DenseTable):
             if gradient.ids is not None:
                 check_elements(table.spec, gradient.values, gradient.ids, table.count)
