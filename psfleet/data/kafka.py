@@ -309,7 +309,7 @@ class KafkaTopic:
     def _others_have(self, offsets: Place, block: int) -> bool:
         """Return True if another partition has messages that would come later in the order of the topic.
 
-        A partition without new messages then holds the others back.
+        This partition then holds the other partitions back.
 
         Args:
             offsets: Partition, first offset and end of the block that has no messages yet.

@@ -170,10 +170,10 @@ class Follower:
     def look_up(self, table: str, ids: Ids) -> Floats:
         number, parts = self._part
         # A row of another part would be silently replaced by its initial value.
-        if parts > 1 and not (own := owned_by(ids, number, parts)).all():
+        if parts > 1 and not (is_kept := owned_by(ids, number, parts)).all():
             raise UsageError(
-                f"this follower keeps part {number + 1}/{parts} of the ids, and id {ids[~own][0]} of table "
-                f"{table!r} is in another one; look rows up with psfleet.serving.SplitClient"
+                f"this follower keeps part {number + 1}/{parts} of the ids, and id {ids[~is_kept][0]} of "
+                f"table {table!r} is in another one; look rows up with psfleet.serving.SplitClient"
             )
         with self._lock:
             rows = self._rows.look_up(table, ids)

@@ -128,8 +128,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model.__prepare_scriptable__ = refuse_graph  # type: ignore[assignment]
 
     def _prepare(self, model: nn.Module, settings: Settings) -> None:
-        """With the strategy `recompute`, let the model's blocks drop activations and compute them again in
-        the backward pass."""
+        """Change the model's forward pass if the strategy has `recompute`.
+
+        Its blocks then drop their activations, and compute them again in the backward pass.
+        """
         if settings.recompute is not None:
             recompute(model, settings.recompute)
 

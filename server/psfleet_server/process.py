@@ -188,7 +188,7 @@ class Server:
         _, self._generation = decided(self.environment)
         self._moves.begin(self._generation)
         if self.host.journal is not None:
-            self.host.journal.set_primary()
+            self.host.journal.record_changes()
         # Remove the primary's socket file. `bind` would refuse the address if the deposed primary still
         # listened there.
         if self.endpoint.startswith("unix:"):

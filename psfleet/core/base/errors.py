@@ -144,8 +144,12 @@ def internal_error(error: Exception) -> PsfleetError:
 
     The caller writes the traceback to the server's log.
     """
-    words = " ".join(str(error).split())  # on one line, as it becomes part of a sentence
-    return PsfleetError(f"the server failed: {type(error).__name__}: {words}; see its log")
+    return PsfleetError(f"the server failed: {type_and_text(error)}; see its log")
+
+
+def type_and_text(error: BaseException) -> str:
+    """Return the type and text of an error on one line, to be part of a sentence."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def joined_refusals(refusals: Sequence[UsageError]) -> UsageError:

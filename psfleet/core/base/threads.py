@@ -31,6 +31,7 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 from psfleet.core.base import crash_points
+from psfleet.core.base.errors import type_and_text
 from psfleet.core.base.logs import log_of
 
 _log = log_of(__name__)
@@ -76,10 +77,9 @@ def _ends_process(name: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        words = " ".join(str(error).split())
         _log.critical(
             f"psfleet: thread {name!r} has failed, and process {os.getpid()} ends: "
-            f"{type(error).__name__}: {words}",
+            f"{type_and_text(error)}",
             exc_info=error,
         )
         with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -82,9 +82,7 @@ class Journal:
         count = self.log.forget() if fresh else self._replay()
         # After the replay, whose records must not be logged again, and before a checkpoint is loaded, which
         # must be logged.
-        self._shard.journal = self._keep
-        if self._coordinator is not None:
-            self._coordinator.journal = self._keep_decision
+        self.record_changes()
         if fresh:
             # Tables are logged as they are loaded, and so is the decision about the unused samples. Only a
             # state that is taken over as a whole needs a record of its own.
@@ -124,8 +122,8 @@ class Journal:
         self.log.append(RecordKind.READY, [])
         self.log.settle(self.log.end)
 
-    def set_primary(self) -> None:
-        """Record this process's own changes from now on, because it has become the primary."""
+    def record_changes(self) -> None:
+        """Record this process's own changes from now on. A standby calls this when it becomes the primary."""
         self._shard.journal = self._keep
         if self._coordinator is not None:
             self._coordinator.journal = self._keep_decision

@@ -81,7 +81,7 @@ class ServerScaling:
             ready for it, and what the launcher decides. None if the number of servers cannot change.
         present: Returns the endpoints of the servers before the move, or an empty list while they are
             unknown.
-        moved: Called with the endpoints of the servers after the move, once it cannot be undone any more.
+        moved: Called with the endpoints of the servers after the move, once the launcher has committed it.
         poke: Wakes the launcher, which then reads the file of the servers.
     """
 

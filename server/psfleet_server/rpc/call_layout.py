@@ -198,7 +198,7 @@ def _opening(
     """Encode the part of a response before its payload. Cached, because most responses repeat the one before.
 
     Args:
-        fields: Encoded header, to which this function adds the segments (tables in the payload). It is in
+        fields: Encoded header, without the segments (tables in the payload) that this function adds. It is in
             bytes because a cache key must be hashable.
         parts: Table, format and shape of each read.
 

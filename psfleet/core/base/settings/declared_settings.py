@@ -265,7 +265,7 @@ class JobSettings:
     device: str = setting(
         "cpu",
         "Where servers hold tables that name no device: "
-        f"{', '.join(f'{name} {place}' for name, place in DEVICE_PLACES.items())}, "
+        f"{', '.join(f'{name} {phrase}' for name, phrase in DEVICE_PLACES.items())}, "
         "auto on the GPU if there is one",
         one_of(*DEVICE_PLACES, "auto"),
         names="--device PSFLEET_DEVICE servers.device",

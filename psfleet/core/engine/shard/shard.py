@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from psfleet.core.base.errors import NoRoom, PsfleetError, UsageError, rows_move
+from psfleet.core.base.errors import NoRoom, PsfleetError, UsageError, rows_move, type_and_text
 from psfleet.core.base.observability.exposition import StalenessHistogram
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.schema.table import TableSpec
@@ -190,10 +190,9 @@ class Shard:
     def tear(self, error: Exception) -> None:
         """Note that an error has stopped a change in its middle. Does nothing for errors of psfleet."""
         if not isinstance(error, PsfleetError):
-            words = " ".join(str(error).split())
             self.torn = PsfleetError(
                 f"the tables of server {self.index} have half of a change, which was stopped by "
-                f"{type(error).__name__}: {words}; start again from the log or a snapshot"
+                f"{type_and_text(error)}; start again from the log or a snapshot"
             )
 
     def refuse_if_torn(self) -> list[Instruction]:

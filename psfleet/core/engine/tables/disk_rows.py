@@ -67,8 +67,8 @@ _PART = 16  # 1/16 of the slots in memory is kept free for the rows of the next 
 # Rows that are read or written together: 768 KiB of rows of 192 bytes, and no more than _MOST_BYTES of wide
 # rows, because their buffers are beside the memory that the budget counts.
 _AT_ONCE, _MOST_BYTES = 4096, 4 << 20
-# Free blocks that are kept back, since compaction writes before it frees. It may fill all of them. It
-# needs 2: a third of the file is empty, so that the rows of the 3 emptiest blocks fit into 2.
+# Free blocks that are kept back, since compaction writes before it frees. Compaction may fill all of these
+# blocks. It needs 2: a third of the file is empty, so that the rows of the 3 emptiest blocks fit into 2.
 _SPARE = 4
 # Blocks that compaction sorts to find the emptiest. To sort all blocks of a large file would keep a call
 # waiting.

@@ -346,7 +346,7 @@ class GeoRuntime(ForwardingRuntime):
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None
     ) -> CompletedPush:
         """Update the copies, and exchange with the servers at every `k_steps`-th push."""
-        # Whatever may refuse comes before the first change: a push that raises has done nothing.
+        # All checks come before the first change, so a push that raises has changed nothing.
         check_gradients(self._spec_of, gradients)
         self._raise_refusals()
         counts = [gradient for gradient in gradients if gradient.table not in self._copies]

@@ -1,4 +1,4 @@
-"""Transforms by maps: Lookup has a fixed map, and MapLookup takes the map of each sample."""
+"""Transforms that replace values by those of a map: a fixed one (Lookup), or the sample's own (MapLookup)."""
 
 import itertools
 import json
