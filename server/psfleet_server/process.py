@@ -46,8 +46,8 @@ from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import ServerLog
 from psfleet_server.durability.log_place import decided, job_folder, remove_earlier
 from psfleet_server.durability.recovery import go_on_from, open_log
-from psfleet_server.engine.liveness import LivenessPipe, ServerHeartbeat, Ticker
 from psfleet_server.engine.memory_limit import spare, table_limit
+from psfleet_server.engine.periodic_threads import LivenessPipe, ServerHeartbeat, Ticker
 from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.server_scaling import ServerScaling
 from psfleet_server.engine.shard_host import ShardHost
