@@ -36,7 +36,8 @@ from psfleet.core.engine.rules import import_rules
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.memory_choice import MemoryChoice
 from psfleet.core.net.connections.access import Access, is_tcp
-from psfleet.core.net.connections.channel import raise_descriptor_limit, server_options
+from psfleet.core.net.connections.channel import server_options
+from psfleet.core.net.connections.connection_limits import raise_descriptor_limit
 from psfleet.core.net.http2.calls import InboundMessages
 from psfleet.core.net.http2.http2_server import Http2Server
 from psfleet.core.net.v1.membership_pb2 import HeartbeatRequest
