@@ -16,7 +16,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from psfleet.core.base.errors import PsfleetError, ShapeError, UsageError, optional_module
-from psfleet.core.net.connections import channel
+from psfleet.core.net.connections import error_statuses
 from psfleet.core.net.connections.credentials import Credentials
 from psfleet.core.net.connections.token_check import is_permitted
 from psfleet.core.net.http2.calls import Behavior, IncomingCall, Streaming
@@ -162,7 +162,7 @@ class GrpcPrediction:
         self._count(method, model, type(error).__name__)
         if not isinstance(error, PsfleetError):
             error = PsfleetError(f"the model failed: {error!r:.200}")
-        code, details, metadata = channel.status_of(error)
+        code, details, metadata = error_statuses.status_of(error)
         # A gRPC client with a retry policy waits for this time before it repeats the call.
         if isinstance(error, QueueFull):
             metadata = ((_PUSHBACK, str(max(1, round(error.seconds * 1e3)))),)

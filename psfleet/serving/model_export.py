@@ -20,7 +20,8 @@ from psfleet.core.base.validation.annotations import FilePath, NonNegative, chec
 from psfleet.core.graph.execution.inference import copy_operations
 from psfleet.data.feature_sets.feature_set import Feature, FeatureSet
 from psfleet.serving.model import FEATURES, Model, features_file, features_of, rows_for
-from psfleet.serving.onnx_programs import OnnxGraph, onnx_module
+from psfleet.serving.onnx_files import onnx_module
+from psfleet.serving.onnx_programs import OnnxGraph
 from psfleet.serving.prediction import find_graph, is_folder
 from psfleet.serving.row_source import ServedRows, SourceRuntime, write_rows
 

@@ -1,8 +1,7 @@
 """Export of a program as an ONNX graph, for `psfleet.serving.export(..., "onnx")`.
 
 An embedding's rows do not fit into a graph and stay in a table. So the rows of each lookup become an input
-of the graph, and the graph's metadata names their table. A program that runs the graph must look the rows
-up first.
+of the graph, and a program that runs the graph must look the rows up first. onnx_files.py writes the file.
 
 Each operation has a method `_add_NAME` that adds nodes for it. Operations that ONNX has too are listed in
 _PLAIN and _REDUCTIONS. The graph is for prediction: dropout only scales, and gradient operations return
@@ -15,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from psfleet.core.base.errors import ConfigError, optional_module
+from psfleet.core.base.errors import ConfigError
 from psfleet.core.graph.execution.inference import Loaded
 from psfleet.core.graph.program.operation import Record, ancestors
 from psfleet.core.graph.program.variable import Variable
+from psfleet.serving.onnx_files import onnx_module, save_model
 
 _PLAIN = {
     "relu": "Relu",
@@ -46,15 +46,6 @@ _REDUCTIONS = {
     "reduce_min": "ReduceMin",
 }
 _OPSET, _IR = 18, 9
-
-
-def onnx_module() -> Any:
-    """Import the package onnx.
-
-    Raises:
-        ConfigError: The package is not installed.
-    """
-    return optional_module("onnx", "ONNX files need", "onnx", "onnx")
 
 
 class OnnxGraph:
@@ -90,9 +81,7 @@ class OnnxGraph:
         model = helper.make_model(
             graph, opset_imports=opsets, ir_version=_IR, producer_name="psfleet"
         )
-        helper.set_model_props(model, {f"rows of {name}": at for name, at in self.rows.items()})
-        self._onnx.checker.check_model(model, full_check=True)
-        self._onnx.save(model, where)
+        save_model(model, self.rows, where)
 
     def _value(self, variable: Variable) -> Any:
         kind = self._onnx.helper.np_dtype_to_tensor_dtype(variable.dtype)

@@ -24,7 +24,7 @@ from psfleet.core.base.validation.annotations import (
     checked,
 )
 from psfleet.core.net.connections.access import Access
-from psfleet.core.net.connections.channel import HANDSHAKE, connection_limit
+from psfleet.core.net.connections.connection_limits import HANDSHAKE, connection_limit
 from psfleet.core.net.connections.credentials import Credentials
 from psfleet.core.net.connections.tls_sockets import accepts
 from psfleet.core.net.http2.http2_server import Http2Server

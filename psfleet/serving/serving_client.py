@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from psfleet.core.base.errors import DeadlineExceeded, ServerUnavailable
 from psfleet.core.engine.kernels.id_routing import routes, virtual_shards
 from psfleet.core.net.connections.access import Access
-from psfleet.core.net.connections.channel import KEY, error_named
 from psfleet.core.net.connections.credentials import Credentials
+from psfleet.core.net.connections.error_statuses import KEY, error_named
 from psfleet.core.net.connections.tls_sockets import connects
 from psfleet.core.net.frame import MAX_MESSAGE
 from psfleet.core.net.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed

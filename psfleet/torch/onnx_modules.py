@@ -1,8 +1,8 @@
 """Export of a PyTorch module as an ONNX graph, for `psfleet.serving.export(..., "onnx")`.
 
 An embedding's rows do not fit into a graph, so the result of each lookup becomes an input of the graph,
-named after the embedding. A program that runs the graph must look the rows up first. The graph's metadata
-names the table of each such input.
+named after the embedding. A program that runs the graph must look the rows up first.
+psfleet.serving.onnx_files writes the file.
 
 torch.onnx.export traces the module once with an example. A trace silently turns Python numbers that depend
 on the input into constants, so `_check` then runs the graph with a second example.
@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from psfleet.core.base.errors import ConfigError, PsfleetError
 from psfleet.core.engine.runtime_interface import Runtime
 from psfleet.data.feature_sets.feature_set import Feature, FeatureSet
+from psfleet.serving.onnx_files import onnx_module, save_model
 from psfleet.torch.conversion import ModulePredictor
 from psfleet.torch.embeddings import Embedding, EmbeddingBag, TableModule
 from psfleet.torch.feature_embedding import FeatureEmbedding
@@ -186,8 +187,6 @@ def write_onnx(
 
 
 def _write(where: Path, graph: _Graph) -> None:
-    import onnx
-
     inputs = graph.inputs()
     axes = {name: {0: f"{name}.0"} for name, tensor in inputs.items() if tensor.ndim}
     try:
@@ -207,16 +206,13 @@ def _write(where: Path, graph: _Graph) -> None:
         raise ConfigError(
             f"torch makes no ONNX graph of the module: {str(error).strip().splitlines()[0]}"
         ) from None
-    document: Any = onnx.load(str(where))
+    document = onnx_module().load(str(where))
     names = {name for node in document.graph.node for name in node.input}
     for unused in [
         graph_input for graph_input in document.graph.input if graph_input.name not in names
     ]:
         document.graph.input.remove(unused)  # ids: their rows are inputs, so no node reads the ids
-    tables = {f"rows of {name}": table for name, table in graph.look_ups.tables.items()}
-    onnx.helper.set_model_props(document, tables)
-    onnx.checker.check_model(document, full_check=True)
-    onnx.save(document, str(where))
+    save_model(document, graph.look_ups.tables, where)
 
 
 def _check(where: Path, graph: _Graph) -> None:

@@ -2,12 +2,12 @@
 pull a step.
 
 `convert()` makes it from torch's optimizers. parameter_plan plans and checks the tables, rule_mapping finds
-the servers' rule for each optimizer, and optimizer_state_dicts reads and writes state dicts.
+the servers' rule for each optimizer, model_hooks acts when the model is loaded, saved or run, and
+optimizer_state_dicts reads and writes the optimizer's state dicts.
 """
 
 import functools
 import operator
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -30,6 +30,7 @@ from psfleet.optimizer.optimizer import Optimizer as FleetOptimizer
 from psfleet.optimizer.outgoing_gradients import GradientMerger, GradientScaler
 from psfleet.torch import optimizer_state_dicts
 from psfleet.torch.embedding_rows import EmbeddingRows
+from psfleet.torch.model_hooks import ModelHooks, SharedByCopies
 from psfleet.torch.parameter_plan import (
     DenseBinding,
     Optimizers,
@@ -39,7 +40,7 @@ from psfleet.torch.parameter_plan import (
     listed,
 )
 from psfleet.torch.strategy_support import check_strategy, recompute
-from psfleet.torch.table_weight import refuse_graph, untraced
+from psfleet.torch.table_weight import untraced
 
 Pair = tuple[DenseBinding | SparseBinding, Grad]
 Ids = NDArray[np.int64]
@@ -47,7 +48,7 @@ _key_of = operator.attrgetter("spec.key")
 
 
 @checked
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(SharedByCopies, torch.optim.Optimizer):
     """torch optimizer that sends gradients to the servers, which hold the parameters and update them.
 
         opt = DistributedOptimizer(model, torch.optim.Adam(model.parameters(), lr=1e-3))
@@ -117,15 +118,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._stale = False  # True if the model may have older values than the servers
         self.refresh()
         watch(self)
-        self._model = weakref.ref(model)
-        self._parts = weakref.WeakSet(model.modules())
-        self._changed = False  # True if the model was loaded and the servers have the old values
-        model.register_load_state_dict_post_hook(self._loaded)  # type: ignore[no-untyped-call]
-        for part in self._parts:
-            part.register_load_state_dict_post_hook(self._loaded_part)  # type: ignore[no-untyped-call]
-        model.register_forward_pre_hook(self._freshen)
-        model.register_state_dict_pre_hook(self._freshen)  # type: ignore[no-untyped-call]
-        model.__prepare_scriptable__ = refuse_graph  # type: ignore[assignment]
+        self._hooks = ModelHooks(model, self._freshen, self._write_loaded)
 
     def _prepare(self, model: nn.Module, settings: Settings) -> None:
         """Change the model's forward pass if the strategy has `recompute`.
@@ -163,15 +156,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._narrow()
         self._bring(tables, [])
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedOptimizer":
-        return self  # a copy of the model uses the same optimizer
-
-    def __getstate__(self) -> Any:
-        raise UsageError(
-            "a model or optimizer whose parameters are on the servers cannot be pickled; save "
-            "model.state_dict() and opt.state_dict()"
-        )
-
     @untraced
     @torch.no_grad()
     def step(
@@ -197,7 +181,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 value = closure()
         self._wake()
-        if self._changed:
+        if self._hooks.is_changed:
             self.upload()
         self._check_groups()
         push = self._merged(samples)
@@ -252,7 +236,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Every worker must call it. The values of worker 0 are written, and the optimizer state is kept.
         """
-        self._changed = False
+        self._hooks.is_changed = False
         self._client.exclusively(self._write)
         self.refresh()
 
@@ -414,17 +398,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
             settings.check(settings.group | groups[group_index], " of the state dict")
 
-    def _freshen(self, module: nn.Module, *hook_arguments: Any) -> None:
-        """Hook before the whole model computes or is saved: pull values that are out of date."""
-        # A copy of the model has the same hooks, but values of its own.
-        if self._model() is module:
-            self._exchange(is_forward=len(hook_arguments) == 1)
-
     @untraced
-    def _exchange(self, is_forward: bool) -> None:
+    def _freshen(self, is_forward: bool) -> None:
+        """Pull values of the model that are out of date, before it computes or is saved."""
         for dense in self._own if is_forward else ():
             dense.check_type(dense.parameter)
-        if self._changed:
+        if self._hooks.is_changed:
             self.upload()
         if self._stale:
             self._bring(self._dense, [])
@@ -434,11 +413,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for dense in self._dense:
             self._client.set_weights(dense.spec, array_of(dense.parameter))
 
-    def _loaded(self, module: nn.Module, keys: Any) -> None:
-        """Hook after the whole model has loaded a state dict: write its values into the tables."""
-        if self._model() is not module:
-            return
-        model_parameters = {id(parameter) for parameter in module.parameters()}
+    def _write_loaded(self, model: nn.Module) -> None:
+        """Write the values that the model has just loaded into the tables."""
+        model_parameters = {id(parameter) for parameter in model.parameters()}
         for dense in self._dense:
             if id(dense.parameter) not in model_parameters:
                 raise UsageError(
@@ -447,9 +424,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     "convert again if you have replaced a module"
                 )
         self.upload()
-
-    def _loaded_part(self, module: nn.Module, keys: Any) -> None:
-        self._changed = self._changed or module in self._parts
 
 
 def _all(writes: Iterable[Callable[[], None]]) -> None:

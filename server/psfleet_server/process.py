@@ -36,7 +36,8 @@ from psfleet.core.engine.rules import import_rules
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.memory_choice import MemoryChoice
 from psfleet.core.net.connections.access import Access, is_tcp
-from psfleet.core.net.connections.channel import raise_descriptor_limit, server_options
+from psfleet.core.net.connections.channel import server_options
+from psfleet.core.net.connections.connection_limits import raise_descriptor_limit
 from psfleet.core.net.http2.calls import InboundMessages
 from psfleet.core.net.http2.http2_server import Http2Server
 from psfleet.core.net.v1.membership_pb2 import HeartbeatRequest
@@ -46,8 +47,8 @@ from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import ServerLog
 from psfleet_server.durability.log_place import decided, job_folder, remove_earlier
 from psfleet_server.durability.recovery import go_on_from, open_log
-from psfleet_server.engine.liveness import LivenessPipe, ServerHeartbeat, Ticker
 from psfleet_server.engine.memory_limit import spare, table_limit
+from psfleet_server.engine.periodic_threads import LivenessPipe, ServerHeartbeat, Ticker
 from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.server_scaling import ServerScaling
 from psfleet_server.engine.shard_host import ShardHost

@@ -34,7 +34,8 @@ from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.net.body import read_record
 from psfleet.core.net.connections.access import Access
-from psfleet.core.net.connections.channel import await_connection, error_of, open_channel
+from psfleet.core.net.connections.channel import await_connection, open_channel
+from psfleet.core.net.connections.error_statuses import error_of
 from psfleet.core.net.v1.replica_pb2 import FollowRequest
 from psfleet_server.durability.log import VERSION
 from psfleet_server.durability.recovery import take

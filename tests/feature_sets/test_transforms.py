@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import IdError
-from psfleet.data.feature_sets.feature_values import by_feature, transformed
+from psfleet.data.feature_sets.applying_transforms import transformed
+from psfleet.data.feature_sets.feature_values import by_feature
 from psfleet.data.feature_sets.transforms.number_transforms import QuantileSketch
 from psfleet.features import (
     Bucketize,

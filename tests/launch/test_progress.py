@@ -14,9 +14,9 @@ from psfleet.core.base.panels.process_panels import PANELS
 from psfleet.core.client import Client
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD
+from psfleet_launch.console.progress_line import frame_progress
 from psfleet_launch.console.screen import Screen
 from psfleet_launch.observability.fleet_reader import FleetReader, look_at, replies
-from psfleet_launch.observability.job_view import frame_progress
 from tests.programs import ended
 
 STALENESS = "Staleness, 99th percentile"

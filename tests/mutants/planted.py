@@ -167,8 +167,8 @@ MUTANTS = (
     ),
     Mutant("if seat is not None and boot in seat.earlier:", "if False:", COORDINATOR),
     Mutant(
-        "elif at - last[1] > (self.dead_after",
-        "elif at - seen[1] > 1000 + (self.dead_after",
+        "if at - last[1] > patience:",
+        "if at - last[1] > 1000 + patience:",
         "tests/membership tests/server",
     ),
     Mutant(

@@ -15,10 +15,11 @@ from psfleet import fleet
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.observability.logged_values import NEWEST, EventFile
 from psfleet.core.base.panels.process_panels import PANELS
+from psfleet_launch.console.progress_line import frame_progress
 from psfleet_launch.console.top import top_object, top_screen
 from psfleet_launch.observability.fleet_reader import panel_texts
 from psfleet_launch.observability.job_history import PastJob
-from psfleet_launch.observability.job_view import frame_progress, logged, view_of
+from psfleet_launch.observability.job_view import logged, view_of
 from psfleet_launch.observability.tensorboard_figures import FigureEvents
 from tests.observability.event_files import scalars
 from tests.refusals import check_refusals

@@ -19,7 +19,8 @@ from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.table import MAX_AXES, MAX_NAME, TableSpec
 from psfleet.core.net.connections.access import Access
-from psfleet.core.net.connections.channel import error_of, open_channel
+from psfleet.core.net.connections.channel import open_channel
+from psfleet.core.net.connections.error_statuses import error_of
 from psfleet.core.net.shared_memory import SharedMemory
 from psfleet.core.net.v1 import coordinator_pb2, shard_pb2
 from psfleet.fleet.testing.local_fleet import LocalFleet

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from psfleet.core.base.errors import PsfleetError
 from psfleet.core.net import frame
-from psfleet.core.net.connections.channel import error_of
+from psfleet.core.net.connections.error_statuses import error_of
 from psfleet.core.net.v1 import coordinator_pb2, frame_pb2, shard_pb2
 from psfleet.core.net.v1.frame_pb2 import Frame, Header, Segment
 from psfleet_server.process import Server

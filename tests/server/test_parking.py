@@ -9,7 +9,9 @@ import pytest
 
 from psfleet.core.base.errors import DeadlineExceeded, PsfleetError
 from psfleet.core.net.connections.access import Access
-from psfleet.core.net.connections.channel import GRACE, error_of, open_channel
+from psfleet.core.net.connections.channel import open_channel
+from psfleet.core.net.connections.connection_limits import GRACE
+from psfleet.core.net.connections.error_statuses import error_of
 from psfleet_server.rpc import replies
 from psfleet_server.rpc.replies import Deadlines, DeferredReply, immediate, parkable
 

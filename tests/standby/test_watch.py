@@ -25,7 +25,7 @@ from psfleet_launch.supervision.standbys import (
     Standbys,
 )
 from psfleet_launch.supervision.supervisor import Supervisor
-from psfleet_server.engine.liveness import LivenessPipe
+from psfleet_server.engine.periodic_threads import LivenessPipe
 from tests.waiting import until
 
 SERVER = Member("server", 0)

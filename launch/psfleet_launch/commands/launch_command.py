@@ -42,6 +42,7 @@ from psfleet_launch.commands.options import (
     strategy_options,
 )
 from psfleet_launch.console.failure_report import report
+from psfleet_launch.console.progress_line import frame_progress
 from psfleet_launch.console.screen import Screen
 from psfleet_launch.engines.launch_engine import Engine, EngineSettings, load_engine
 from psfleet_launch.job import job_folder
@@ -52,7 +53,6 @@ from psfleet_launch.job.start_checks import check_this_machine, check_variables
 from psfleet_launch.job_runner import JobRunner
 from psfleet_launch.observability.fleet_reader import FleetReader, Recorder
 from psfleet_launch.observability.job_history import JobHistory, heading
-from psfleet_launch.observability.job_view import frame_progress
 from psfleet_launch.observability.page_and_report import write_report
 from psfleet_launch.observability.tensorboard_figures import FigureEvents
 from psfleet_launch.supervision.job_events import FinishJob, Timeouts

@@ -244,7 +244,7 @@ def serve(models: tuple[str, ...], **options: Any) -> int:
     model's name is the last part of its path, or NAME. With --follow it has the present weights of a
     running job; without a MODEL only rows can be looked up.
     """
-    from psfleet.core.net.connections.channel import raise_descriptor_limit
+    from psfleet.core.net.connections.connection_limits import raise_descriptor_limit
     from psfleet.serving import Server, VersionedModel
 
     raise_descriptor_limit()

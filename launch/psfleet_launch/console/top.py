@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from psfleet.core.base.panels.panel import number_text
-from psfleet_launch.observability.job_view import Ask, JobView, clock, progress_line
+from psfleet_launch.console.progress_line import progress_line
+from psfleet_launch.observability.job_view import Ask, JobView, clock
 
 _MOST_FAULTS = 8
 _COLUMNS = {

@@ -256,7 +256,7 @@ class LocalEngine(Engine):
 
     def _read_liveness_pipe(self, member: Member) -> None:
         """Read liveness signals and text lines from a server's pipe (written by
-        psfleet_server.engine.liveness)."""
+        psfleet_server.engine.periodic_threads)."""
         data = os.read(self._pulses[member].fileno(), 1 << 16)
         if not data:
             self._close_liveness_pipe(member)

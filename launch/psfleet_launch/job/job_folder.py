@@ -225,7 +225,8 @@ class FinalSnapshot:
         import grpc  # imported here, because few jobs need it
 
         from psfleet.core.net.connections.access import Access
-        from psfleet.core.net.connections.channel import error_of, open_channel
+        from psfleet.core.net.connections.channel import open_channel
+        from psfleet.core.net.connections.error_statuses import error_of
         from psfleet.core.net.v1.snapshot_pb2 import TakeReply, TakeRequest
 
         access = Access.of(self._environment)

@@ -1,8 +1,8 @@
 """State, figures, processes and alerts of a job at one time, for the page, the report and the terminal.
 
 `view_of` computes a `JobView` from the history of a job. `page_and_report.py` shows it in a browser and
-`console/top.py` in a terminal. The launcher shows `progress_line` below the output of the script. If a
-figure, a state or an alert is wrong in all of them, look for the error here.
+`console/top.py` in a terminal. If a figure, a state or an alert is wrong in all of them, look for the error
+here.
 """
 
 import operator
@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from psfleet.core.base.panels.panel import counted, number_text, rate_text
-from psfleet_launch.observability.fleet_reader import panel_texts
 from psfleet_launch.observability.job_history import Figures, PastJob
 from psfleet_launch.observability.job_timeline import Fault, Process, exit_words
 
@@ -369,44 +368,6 @@ def _marks(job: PastJob) -> list[tuple[float, str, str]]:
     return sorted(marks)[-_MOST_MARKS:]
 
 
-def progress_line(ask: Ask) -> str:
-    """Return the progress line, which the launcher and `psfleet top` show.
-
-    `1,204 steps · 151 steps/s · 77.4 k samples/s · loss 0.4713 · 41,207 rows · 3.1 MiB/s`
-
-    Figures that a job does not have are left out.
-    """
-    traffic = {
-        f"{title} {series}": rate
-        for title in ("Received by servers", "Sent by servers")
-        for series, rate in ask(title).items()
-    }
-    forms: Sequence[tuple[Figures, Callable[[Iterable[float]], float], Callable[[float], str]]] = (
-        (ask("Steps"), sum, "{:,.0f} steps".format),
-        (ask("Steps per second"), max, lambda rate: rate_text(rate, "steps")),
-        (_nonzero(ask("Samples per second")), sum, lambda rate: rate_text(rate, "samples")),
-        (_nonzero(ask("Time left")), sum, lambda left: f"{number_text(left, 's')} left"),
-        (ask("Loss"), statistics.fmean, lambda loss: f"loss {number_text(loss, 'none')}"),
-        (ask("Staleness, 99th percentile"), max, "staleness p99 {:.0f}".format),
-        (_nonzero(ask("Torn steps")), sum, lambda count: counted(int(count), "torn step")),
-        (ask("Rows"), sum, "{:,.0f} rows".format),
-        (traffic, sum, lambda rate: number_text(rate, "Bps")),
-        (
-            ask("Age of the last snapshot"),
-            max,
-            lambda age: f"last snapshot {number_text(age, 's')} old",
-        ),
-    )
-    parts = [words(total(known)) for series, total, words in forms if (known := _known(series))]
-    return " · ".join([*parts, *map(" ".join, logged(ask("Logged values")))])
-
-
-def frame_progress(frame: Mapping[str, Any]) -> str:
-    """Return the progress line of a running job from a frame, or "" before the first step."""
-    ask = PastJob({"panels": panel_texts()}, frames=[dict(frame)]).newest
-    return progress_line(ask) if any(_known(ask("Steps"))) else ""
-
-
 def logged(series: Figures) -> Iterator[tuple[str, str]]:
     """Yield each name that scripts have logged, and the mean of its values over the workers, as text.
 
@@ -425,18 +386,18 @@ def _figures(job: PastJob, is_running: bool) -> Iterator[Figure]:
     ask, timeline = job.newest if is_running else job.last, job.timeline
 
     def rate(title: str, total: Callable[[Iterable[float]], float]) -> str:
-        values = _known(ask(title))
+        values = known_values(ask(title))
         return number_text(total(values), "cps") if values and is_running else ""
 
     if steps := ask("Steps"):
-        yield Figure("Steps", f"{sum(_known(steps)):,.0f}", rate("Steps per second", max))
-    if samples := sum(_known(ask("Samples"))):
+        yield Figure("Steps", f"{sum(known_values(steps)):,.0f}", rate("Steps per second", max))
+    if samples := sum(known_values(ask("Samples"))):
         yield Figure("Samples", f"{samples:,.0f}", rate("Samples per second", sum))
     if losses := ask("Loss"):
         yield _loss(losses, is_running)
     for name, text in logged(ask("Logged values")):
         yield Figure(name, text)
-    left = sum(_known(ask("Time left"))) if is_running else 0.0
+    left = sum(known_values(ask("Time left"))) if is_running else 0.0
     yield Figure(
         "Time", number_text(_seconds(job), "s"), f"{number_text(left, 's')} left" if left else ""
     )
@@ -451,7 +412,7 @@ def _figures(job: PastJob, is_running: bool) -> Iterator[Figure]:
         if count
     ]
     yield Figure("Deaths", f"{deaths}", ", ".join(recoveries), "bad" if deaths else "")
-    steps_with_nan = sum(_known(ask("Steps with NaN or infinity")))
+    steps_with_nan = sum(known_values(ask("Steps with NaN or infinity")))
     first = timeline.first_nonfinite
     mood = "bad" if steps_with_nan or first else ""
     yield Figure("Steps with NaN", f"{steps_with_nan:,.0f}", first, mood)
@@ -459,7 +420,7 @@ def _figures(job: PastJob, is_running: bool) -> Iterator[Figure]:
 
 def _loss(losses: Figures, is_running: bool) -> Figure:
     """Return the mean of the workers' losses. If a loss is not finite, name the workers instead."""
-    label, finite = "Loss" if is_running else "Final loss", _known(losses)
+    label, finite = "Loss" if is_running else "Final loss", known_values(losses)
     if len(finite) < len(losses):
         nonfinite = ", ".join(name for name, value in losses.items() if value is None)
         return Figure(label, "NaN", nonfinite, "bad")
@@ -467,12 +428,9 @@ def _loss(losses: Figures, is_running: bool) -> Figure:
     return Figure(label, number_text(statistics.fmean(finite), "none"), note)
 
 
-def _known(figures: Figures) -> list[float]:
+def known_values(figures: Figures) -> list[float]:
+    """Return the values of all series that have one, without their names."""
     return [value for value in figures.values() if value is not None]
-
-
-def _nonzero(figures: Figures) -> Figures:
-    return figures if any(_known(figures)) else {}
 
 
 def _text(figures: Figures, series: str, words: Callable[[float], str]) -> str:

@@ -27,9 +27,9 @@ after a longer time the launcher itself did not run."""
 class HangDetector:
     """Detects hung servers and standbys by the time since their last liveness signal.
 
-    Each process writes a byte to its liveness pipe a few times per second (psfleet_server.engine.liveness).
-    Silence is measured only while the launcher itself runs, so that no member appears hung after the whole
-    machine was suspended.
+    Each process writes a byte to its liveness pipe a few times per second (`LivenessPipe` in
+    psfleet_server.engine.periodic_threads). Silence is measured only while the launcher itself runs, so that
+    no member appears hung after the whole machine was suspended.
 
     Of a server and its standby (*partners*) at most one is given up, and only if the other has given a
     signal later. If both are silent, neither is given up: both have all acknowledged pushes, and either may

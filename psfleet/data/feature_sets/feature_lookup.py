@@ -18,8 +18,9 @@ from psfleet.core.engine.gradient_checks import as_ids
 from psfleet.core.engine.gradients import PooledGradient
 from psfleet.core.engine.kernels.bags import RowBags
 from psfleet.core.engine.runtime_interface import PooledIds, frozen
+from psfleet.data.feature_sets.applying_transforms import transformed
 from psfleet.data.feature_sets.feature_set import Feature, FeatureSet, Number
-from psfleet.data.feature_sets.feature_values import by_feature, transformed
+from psfleet.data.feature_sets.feature_values import by_feature
 from psfleet.data.feature_sets.jagged import Jagged
 from psfleet.data.feature_sets.value_types import are_value, hashed
 

@@ -1,7 +1,7 @@
 """Declarations of a model's features and their tables: Feature, Number, Input, Table and FeatureSet.
 
-Declarations are immutable and do not process data. feature_values.py applies them to a batch, and
-psfleet/features.py reads the files that describe a feature set.
+Declarations are immutable and do not process data. feature_values.py and applying_transforms.py apply them
+to a batch, and psfleet/features.py reads the files that describe a feature set.
 """
 
 import os
@@ -23,8 +23,8 @@ from psfleet.core.base.validation.annotations import (
 )
 from psfleet.core.engine.schema.entry import Entry
 from psfleet.core.engine.schema.table import MAX_DIM, InitializerSpec, RowPrecision, ServerCount
+from psfleet.data.feature_sets.applying_transforms import fit
 from psfleet.data.feature_sets.feature_document import read_statistics, write_features
-from psfleet.data.feature_sets.feature_values import fit
 from psfleet.data.feature_sets.jagged import Jagged
 from psfleet.data.feature_sets.transforms.transform import FittedTransform, Transform, transforms_of
 from psfleet.data.feature_sets.value_types import Dtype, refusal

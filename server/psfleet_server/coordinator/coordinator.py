@@ -49,8 +49,8 @@ from psfleet_server.coordinator.data_dispatch import (
 )
 from psfleet_server.coordinator.membership import Membership, Seat, ViewChange
 from psfleet_server.coordinator.request_files import Scaling
+from psfleet_server.coordinator.worker_liveness import WorkerLiveness
 
-_START = 120.0  # seconds that a worker has at least to register for the first time
 # A view's number is (term << _CHANGES) + changes. Numbers therefore grow also after a restart of server 0,
 # which forgets the changes that it had begun but not decided.
 _CHANGES = 32
@@ -80,7 +80,7 @@ class Coordinator:
     def __init__(self, workers: int, servers: int = 1, dead_after: float = 0.0) -> None:
         self.workers = workers
         self.servers = servers
-        self.dead_after = dead_after
+        self._liveness = WorkerLiveness(dead_after)
         self.members = Membership({index: Seat() for index in range(workers)})
         self.collectives = CollectiveState()
         self.dispatch = DataDispatch()
@@ -99,8 +99,6 @@ class Coordinator:
         self._uninstalled: set[int] = set()  # servers without the last view
         # By seat, the process that registers and its calls, which are answered when it is a member.
         self._registering: dict[int, tuple[int, list[Call]]] = {}
-        # By seat, its incarnation and the time of the incarnation's last heartbeat.
-        self._seen: dict[int, tuple[int, float]] = {}
         self.recent = RecentEvents()
 
     def start(self) -> None:
@@ -253,25 +251,16 @@ class Coordinator:
             self.rebooted(heartbeat.index, heartbeat.boot)
         else:
             self._admit(heartbeat.index, heartbeat.incarnation)
-            self._seen[heartbeat.index] = (heartbeat.incarnation, at)
+            self._liveness.note(heartbeat.index, heartbeat.incarnation, at)
         self.heartbeats[heartbeat.server, heartbeat.index] = (heartbeat, at)
         return WorkerRequests() if heartbeat.server else self.worker_requests
 
     def look(self, at: float) -> None:
-        """Remove the workers that have been silent for more than `dead_after` seconds at time `at`."""
-        for worker in self.members.present() if self.dead_after else []:
-            incarnation = self.members.seats[worker].incarnation
-            last = self._seen.get(worker)
-            if last is None or last[0] != incarnation:
-                # Every incarnation gets the whole `dead_after`, also after a restart of this process.
-                self._seen[worker] = (incarnation, at)
-            elif at - last[1] > (self.dead_after if incarnation else max(self.dead_after, _START)):
-                self._remove(worker)
-
-    def _remove(self, worker: int) -> None:
-        if self._change is None or worker not in self._change.removed:
-            self._removed.add(worker)
-            self._wanted = True
+        """Remove the workers that are dead at time `at`, in seconds, as `WorkerLiveness` decides."""
+        for worker in self._liveness.dead(self.members, at):
+            if self._change is None or worker not in self._change.removed:
+                self._removed.add(worker)
+                self._wanted = True
 
     def assign_data(
         self, worker: int, incarnation: int, request: DatasetRequest

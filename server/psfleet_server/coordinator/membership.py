@@ -4,8 +4,8 @@ A *seat* is a worker's numbered position in the fleet. The processes that occupy
 *incarnations*. A worker process may have reported to some servers only before it died. So a change of members
 first freezes all servers. `Membership.decide` then combines their reports and decides two things: which
 pushes of an ended incarnation count, and in which round its successor begins. docs/protocol.md has the rules.
-Pure: reports in, the next membership out. Which workers are alive, and when the members change, is decided in
-coordinator.py.
+Pure: reports in, the next membership out. worker_liveness.py decides which workers are dead, and
+coordinator.py when the members change.
 """
 
 from dataclasses import dataclass, field

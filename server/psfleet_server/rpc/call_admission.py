@@ -18,7 +18,7 @@ import grpc
 
 from psfleet.core.base.errors import AccessDenied, FrameError, LimitExceeded
 from psfleet.core.base.logs import RateLimitedLog, log_of
-from psfleet.core.net.connections import channel
+from psfleet.core.net.connections import error_statuses
 from psfleet.core.net.connections.access import TOKEN_KEY, Access, is_tcp
 from psfleet.core.net.connections.credentials import Credentials
 from psfleet.core.net.connections.token_check import refusal
@@ -82,7 +82,7 @@ class _TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # ge
         tokens = [value for key, value in context.invocation_metadata() if key == TOKEN_KEY]
         why = refusal(self._credentials, tokens, only_reads=False)
         self._log.say(f"refused a call from {context.peer()}: {why}")
-        channel.failure(context, AccessDenied(REFUSED.format(why)))
+        error_statuses.failure(context, AccessDenied(REFUSED.format(why)))
         yield from ()
 
 
@@ -148,12 +148,12 @@ class InboundLimit(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic
         try:
             self._messages.enter(peer, context)
         except LimitExceeded as error:
-            channel.failure(context, error)
+            error_statuses.failure(context, error)
             return None
         try:
             return next(requests)
         except StopIteration:
-            channel.failure(context, FrameError("the call ended without its message"))
+            error_statuses.failure(context, FrameError("the call ended without its message"))
             return None
         finally:
             self._messages.leave(peer, context)

@@ -25,13 +25,9 @@ from psfleet.core.base.observability.exposition import LatencyHistogram
 from psfleet.core.base.settings.declared_settings import ServerLimits
 from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.net.connections.access import Access, is_tcp
-from psfleet.core.net.connections.channel import (
-    HANDSHAKE,
-    await_connection,
-    connection_limit,
-    error_of,
-    open_channel,
-)
+from psfleet.core.net.connections.channel import await_connection, open_channel
+from psfleet.core.net.connections.connection_limits import HANDSHAKE, connection_limit
+from psfleet.core.net.connections.error_statuses import error_of
 from psfleet.core.net.connections.tls_sockets import accepts
 from psfleet.core.net.connections.token_check import refusal
 from psfleet.core.net.http2.calls import InboundMessages, IncomingCall

@@ -44,8 +44,8 @@ from psfleet.core.base.observability.exposition import LatencyHistogram
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.engine.shard.events import SendError
 from psfleet.core.engine.shard.recent_events import RecentEvents
-from psfleet.core.net.connections import channel
-from psfleet.core.net.connections.channel import GRACE
+from psfleet.core.net.connections import error_statuses
+from psfleet.core.net.connections.connection_limits import GRACE
 from psfleet.core.net.frame import next_field
 from psfleet.core.net.v1.frame_pb2 import OUTCOME_UNSPECIFIED, Outcome
 from psfleet_server.rpc.call_layout import PullResponse
@@ -203,7 +203,7 @@ class DeferredReply:
         """End the call with an error, unless it has ended."""
         if self._finish():
             log_refusal(error)
-            channel.failure(self._context, error)
+            error_statuses.failure(self._context, error)
             self._end(None)
 
     def measure(self, latency: LatencyHistogram) -> None:
@@ -386,7 +386,7 @@ def immediate(
         except Exception as error:
             refusal = as_psfleet_error(error)
             log_refusal(refusal)
-            channel.failure(context, refusal)
+            error_statuses.failure(context, refusal)
             return b""  # gRPC wants bytes, which the client ignores with an error
         finally:
             duration = time.perf_counter_ns() - began

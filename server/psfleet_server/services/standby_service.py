@@ -18,7 +18,7 @@ from psfleet.core.base.threads import ServiceThread
 from psfleet.core.engine.shard.events import CreateTable, FrozenShard, Record, RestorePart
 from psfleet.core.engine.tables.row_snapshot import FrozenTable
 from psfleet.core.net.body import parse, write_record
-from psfleet.core.net.connections import channel
+from psfleet.core.net.connections import error_statuses
 from psfleet.core.net.frame import Part
 from psfleet.core.net.v1.replica_pb2 import FollowReply, FollowRequest
 from psfleet_server.durability import records
@@ -76,7 +76,7 @@ class _ReplicaService:
         try:
             yield from self._follow(requests, context)
         except Exception as error:
-            channel.failure(context, as_psfleet_error(error))
+            error_statuses.failure(context, as_psfleet_error(error))
 
     def _follow(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         host = self._host

@@ -31,13 +31,10 @@ from psfleet.core.base.forks import check_process
 from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.net.connections.access import Access, is_tcp
-from psfleet.core.net.connections.channel import (
-    GRACE,
-    RelocatingChannel,
-    await_connection,
-    error_of,
-    open_channel,
-)
+from psfleet.core.net.connections.channel import await_connection, open_channel
+from psfleet.core.net.connections.connection_limits import GRACE
+from psfleet.core.net.connections.error_statuses import error_of
+from psfleet.core.net.connections.relocations import RelocatingChannel
 from psfleet.core.net.connections.tls_sockets import closes_at_once, is_silent
 from psfleet.core.net.membership_messages import read_mode
 from psfleet.core.net.worker_requests import write_withdrawal

@@ -13,7 +13,8 @@ import grpc
 from psfleet.core.base.errors import DeadlineExceeded, PsfleetError, ServerUnavailable
 from psfleet.core.base.settings.server_endpoints import addresses_of
 from psfleet.core.net.connections.access import Access, is_tcp
-from psfleet.core.net.connections.channel import GRACE, HANDSHAKE, KEY, error_named
+from psfleet.core.net.connections.connection_limits import GRACE, HANDSHAKE
+from psfleet.core.net.connections.error_statuses import KEY, error_named
 from psfleet.core.net.connections.tls_sockets import connects
 from psfleet.core.net.frame import MAX_MESSAGE
 from psfleet.core.net.http2.frames import CallFailed, ConnectionBroken, DeadlinePassed

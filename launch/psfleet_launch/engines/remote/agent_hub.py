@@ -31,7 +31,8 @@ from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.settings.declared_settings import ServerLimits
 from psfleet.core.base.threads import ServiceThread
 from psfleet.core.net.connections.access import TOKEN_KEY, Access
-from psfleet.core.net.connections.channel import raise_descriptor_limit, server_options
+from psfleet.core.net.connections.channel import server_options
+from psfleet.core.net.connections.connection_limits import raise_descriptor_limit
 from psfleet.core.net.message_codec import encode
 from psfleet_launch.engines.remote.agent_messages import (
     ATTEND,

@@ -51,15 +51,10 @@ class Look:
         self, metric: str, where: Mapping[str, str]
     ) -> list[tuple[Mapping[str, str], float]]:
         """Return the samples of a metric that have all of these labels."""
-        return [
-            (labels, value)
-            for labels, value in self.samples.get(metric, [])
-            if where.items() <= labels.items()
-        ]
-
-    def time_of(self, labels: Mapping[str, str]) -> float:
-        """Return the time when a sample with these labels was read."""
-        return self.times.get(_process(labels), self.at)
+        samples = self.samples.get(metric, [])
+        if not where:
+            return samples
+        return [(labels, value) for labels, value in samples if where.items() <= labels.items()]
 
     def before(self, last: "Look", older: "Look") -> "Look":
         """Return the earlier samples to compute rates against, taken from two earlier looks.
@@ -71,6 +66,8 @@ class Look:
         oldest = max(self.times.values(), default=0.0) - _LATEST
         times = self.times.items()
         silent = {process for process, at in times if at > oldest and last.times.get(process) == at}
+        if not silent:
+            return Look(last.at, last.samples, last.times)
         merged = last.times | {process: older.times.get(process, older.at) for process in silent}
         samples = {
             name: [
@@ -170,14 +167,18 @@ class Rate(_Single):
         return self._promql(where, per_job, f"rate({{}}[{WINDOW}])")
 
     def evaluate(self, now: Look, before: Look) -> Series:
+        samples = now.select(self.metric, self.where)
+        if not samples:
+            return {}
         former = {
             frozenset(sample_labels.items()): n
             for sample_labels, n in before.select(self.metric, self.where)
         }
         rates: list[tuple[Mapping[str, str], float]] = []
-        for labels, value in now.select(self.metric, self.where):
+        for labels, value in samples:
             start = former.get(frozenset(labels.items()))
-            span = now.time_of(labels) - before.time_of(labels)
+            process = labels.get("role", ""), labels.get("rank", "")
+            span = now.times.get(process, now.at) - before.times.get(process, before.at)
             # No rate without an earlier sample, or if the process has not been read again since.
             if start is not None and span > 0:
                 rates.append((labels, (value - start if value >= start else value) / span))

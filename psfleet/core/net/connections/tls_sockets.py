@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from psfleet.core.base.errors import PsfleetError
 from psfleet.core.net.connections.access import Access, is_tcp
-from psfleet.core.net.connections.channel import HANDSHAKE
+from psfleet.core.net.connections.connection_limits import HANDSHAKE
 from psfleet.core.net.connections.credentials import SERVER_NAME, Credentials
 from psfleet.core.net.http2.frames import ConnectionBroken, DeadlinePassed
 from psfleet.core.net.http2.socket_transport import PlainTransport, Tick, TlsTransport, Transport

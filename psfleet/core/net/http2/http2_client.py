@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from psfleet.core.net.http2 import frames
 from psfleet.core.net.http2.calls import StreamState
+from psfleet.core.net.http2.flow_control import PREFIX, RENEW
 from psfleet.core.net.http2.frames import (
     CallFailed,
     ConnectionBroken,
@@ -34,7 +35,7 @@ from psfleet.core.net.http2.header_blocks import (
     request_prefix,
     timeout_field,
 )
-from psfleet.core.net.http2.http2_connection import PREFIX, RENEW, Http2Connection
+from psfleet.core.net.http2.http2_connection import Http2Connection
 from psfleet.core.net.http2.socket_transport import Transport
 
 _MOST_STREAMS = 2**31 - 1

@@ -1,63 +1,27 @@
-"""Common part of both ends of an HTTP/2 connection: reading frames, flow-control windows and sending.
+"""Common part of both ends of an HTTP/2 connection: reading frames and checking them.
 
-One thread reads (`read`) and calls the `on_...` methods that each end defines. Any thread may send, under the
-lock `sending`. If the other end's windows do not accept a message yet, the message is queued. The reading
-thread sends it when a WINDOW_UPDATE or SETTINGS frame has enlarged the windows, so no sender waits.
-
-A window is the number of bytes of DATA frames that a receiver still accepts. There is one for the connection
-and one for each stream (RFC 9113, section 5.2). This package announces the largest window possible and
-enlarges it again after each GiB, so flow control practically never slows down a peer. Memory is limited by
-the length of messages and the number of calls instead (see calls.py).
+One thread reads (`read`) and calls the `on_...` methods that each end defines. flow_control.py sends
+messages, also from other threads.
 """
 
-import threading
-from collections import deque
-from dataclasses import dataclass
-from typing import Generic, TypeVar
-
 from psfleet.core.net.http2 import frames
-from psfleet.core.net.http2.calls import StreamState
+from psfleet.core.net.http2.flow_control import DEFAULT_WINDOW, RENEW, FlowControl, S
 from psfleet.core.net.http2.frames import (
     ConnectionBroken,
     DamagedMessage,
     ErrorCode,
     ProtocolViolation,
     StreamError,
-    around_message,
 )
 from psfleet.core.net.http2.header_blocks import MAX_HEADERS, NO_TABLE, HeaderReader
-from psfleet.core.net.http2.socket_transport import BufferedReader, Part, Transport
+from psfleet.core.net.http2.socket_transport import Transport
 
-# Bytes received after which this end enlarges a window again: half of the largest window.
-RENEW = 1 << 30
-PREFIX = 5  # bytes before each gRPC message: 1 if it is compressed, and its length as u32
-_DEFAULT_WINDOW = 65_535  # until SETTINGS or WINDOW_UPDATE change it (RFC 9113, section 6.9.2)
 # CONTINUATION frames of one header block. A block of MAX_HEADERS bytes fits into a single frame even of the
 # smallest MAX_FRAME_SIZE, so a correct client hardly needs any.
 _MOST_FRAGMENTS = 64
 
 
-S = TypeVar("S", bound=StreamState)
-
-
-@dataclass(slots=True)
-class _Unsent:
-    """The part of a message that the other end's windows do not accept yet.
-
-    Attributes:
-        stream: Call that the message belongs to.
-        rest: Bytes that have not been sent.
-        trailers: Header block to send after the bytes, or empty.
-        end: True if the last DATA frame ends the stream.
-    """
-
-    stream: StreamState
-    rest: memoryview
-    trailers: bytes
-    end: bool
-
-
-class Http2Connection(BufferedReader, Generic[S]):
+class Http2Connection(FlowControl[S]):
     """Common base of both ends of a connection. S is the class of its calls.
 
     Args:
@@ -68,13 +32,8 @@ class Http2Connection(BufferedReader, Generic[S]):
 
     Attributes:
         headers: Decoder of the other end's header blocks.
-        sending: Lock that a thread holds while it sends frames or changes windows.
         is_limited: True if `limit` is called before each frame is read.
         has_greeted: True once this end has sent its settings.
-        streams: Open calls by stream number.
-        window: Bytes that the other end accepts now, on all streams together.
-        stream_window: Bytes that the other end accepts on a new stream.
-        received: Bytes of DATA frames since this end last enlarged the connection's window.
     """
 
     def __init__(
@@ -83,18 +42,8 @@ class Http2Connection(BufferedReader, Generic[S]):
         super().__init__(transport)
         self.most = most
         self.headers = HeaderReader(pseudo)
-        self.streams: dict[int, S] = {}
-        # Reentrant, because code that holds it calls methods that take it, such as `send` and `drop`.
-        self.sending = threading.RLock()
         self.is_limited = self.has_greeted = False
         self._streams = streams
-        self.window = _DEFAULT_WINDOW
-        self.stream_window = _DEFAULT_WINDOW
-        self._largest_frame = frames.SMALLEST_FRAME
-        self.received = 0
-        # Prefix for the next header block, which changes the size of HPACK's table. Empty once it is sent.
-        self._table_update = b""
-        self._unsent: deque[_Unsent] = deque()
 
     def greeting(self) -> bytes:
         """Return the first frames that this end sends: its settings, and the largest possible window."""
@@ -104,7 +53,7 @@ class Http2Connection(BufferedReader, Generic[S]):
             frames.MAX_FRAME_SIZE: frames.LARGEST_TAKEN,
             frames.MAX_HEADER_LIST_SIZE: MAX_HEADERS,
         }
-        extra_window = frames.LARGEST_WINDOW - _DEFAULT_WINDOW
+        extra_window = frames.LARGEST_WINDOW - DEFAULT_WINDOW
         return frames.settings(settings) + frames.window_update(0, extra_window)
 
     def read(self) -> None:
@@ -198,13 +147,6 @@ class Http2Connection(BufferedReader, Generic[S]):
         elif stream.ended:
             self.on_end(stream)
 
-    def took(self, length: int) -> None:
-        """Note that bytes of DATA frames were read. Enlarges the connection's window after each GiB."""
-        self.received += length
-        if self.received >= RENEW:
-            self.send([frames.window_update(0, self.received)])
-            self.received = 0
-
     def is_idle(self, number: int) -> bool:
         """Return whether a stream was never open. Clients open streams with odd, increasing numbers."""
         return number > self.newest() or not number % 2
@@ -286,38 +228,6 @@ class Http2Connection(BufferedReader, Generic[S]):
             self.send([frames.frame(frames.SETTINGS, frames.ACK, 0, b"")])
             self._send_rest()
 
-    def _resize_windows(self, window: int) -> None:
-        # A new INITIAL_WINDOW changes the windows of open streams by the difference, possibly below 0.
-        for stream in self.streams.values():
-            stream.window += window - self.stream_window
-            self._check_window(stream.window)
-        self.stream_window = window
-
-    def _check_window(self, window: int) -> None:
-        if window > frames.LARGEST_WINDOW:
-            raise ProtocolViolation(
-                ErrorCode.FLOW_CONTROL_ERROR, f"a window is opened to {window} bytes"
-            )
-
-    def _open_window(self, number: int, payload: bytes) -> None:
-        increment = int.from_bytes(payload, "big") & frames.LARGEST_WINDOW
-        with self.sending:
-            stream = self.streams.get(number)
-            if not number:
-                if not increment:
-                    raise ProtocolViolation(
-                        ErrorCode.PROTOCOL_ERROR, "a window is opened by nothing"
-                    )
-                self.window += increment
-                self._check_window(self.window)
-            elif stream is not None:
-                if not increment:
-                    raise StreamError(ErrorCode.PROTOCOL_ERROR, "a window is opened by nothing")
-                stream.window += increment
-                if stream.window > frames.LARGEST_WINDOW:
-                    raise StreamError(ErrorCode.FLOW_CONTROL_ERROR, "a window is opened too far")
-            self._send_rest()
-
     def newest(self) -> int:
         """Return the highest stream number that was ever opened."""
         raise NotImplementedError
@@ -368,21 +278,6 @@ class Http2Connection(BufferedReader, Generic[S]):
         """Handle a stream that the other end has cancelled. The stream has already been dropped."""
         raise NotImplementedError
 
-    def drop(self, stream: StreamState) -> None:
-        """Close a stream, so that this end sends nothing more on it."""
-        with self.sending:
-            stream.closed = True
-            self.streams.pop(stream.number, None)
-
-    def send(self, parts: list[Part]) -> None:
-        """Send whole frames.
-
-        The reading thread may call too. On a server that never stops it from reading, because a server's
-        transport (`DeferredSending`) does not wait. A client's connection carries one call, in one thread.
-        """
-        with self.sending:
-            self.transport.send(parts)
-
     def say_goodbye(self, newest: int, code: ErrorCode, details: str) -> None:
         """Send a GOAWAY frame before the connection ends. Skips it if another thread is sending for long."""
         # Not before the settings, which must be the first frame (RFC 9113, section 3.4). `send_some`, because
@@ -395,123 +290,3 @@ class Http2Connection(BufferedReader, Generic[S]):
                 pass  # it has ended
             finally:
                 self.sending.release()
-
-    def send_message(
-        self, stream: StreamState, block: bytes, message: bytes, trailers: bytes
-    ) -> None:
-        """Send headers, a message and trailers. Parts beyond the flow-control windows are queued.
-
-        Args:
-            stream: The call. Nothing is sent if it is closed.
-            block: Encoded headers.
-            message: The message. Its bytes must not change until they are sent.
-            trailers: Header block that ends the stream. If it is empty, the message ends the stream.
-        """
-        with self.sending:
-            if stream.closed:
-                return
-            number, length = stream.number, len(message)
-            whole = PREFIX + length
-            # Usually everything fits into one frame and one write. The stream is closed before the write,
-            # so that no other thread sends on it after its end. Without trailers this is a client's request:
-            # its stream stays, because the reply is still to come.
-            if self.takes(whole, stream.window):
-                stream.window -= whole
-                if trailers:
-                    stream.closed = True
-                    self.streams.pop(number, None)
-                self.send_at_once(number, block, message, trailers)
-                return
-            # Two parts, because joining them would copy the message.
-            self.send_apart(stream, block, [b"\0" + length.to_bytes(4, "big"), message], trailers)
-
-    def takes(self, whole: int, window: int) -> bool:
-        """Return whether a message of `whole` bytes can be sent now in one frame. The caller holds `sending`.
-
-        False if messages are queued, which it must not overtake. Also False if an update of HPACK's table is
-        pending, which only `send_headers` can send.
-        """
-        sendable_bytes = min(window, self.window, self._largest_frame)
-        return whole <= sendable_bytes and not self._unsent and not self._table_update
-
-    def send_at_once(self, number: int, block: bytes, message: bytes, trailers: bytes) -> None:
-        """Send headers, message and trailers at once, after `takes` returned True.
-
-        The caller holds `sending`.
-        """
-        self.window -= PREFIX + len(message)
-        opening, closing = around_message(number, len(message), block, trailers)
-        self.transport.send([opening, message, closing] if trailers else [opening, message])
-
-    def send_headers(self, number: int, block: bytes, flags: int) -> None:
-        """Send a HEADERS frame. The caller holds `sending`."""
-        block, self._table_update = self._table_update + block, b""
-        self.transport.send([frames.frame(frames.HEADERS, flags, number, block)])
-
-    def send_apart(
-        self,
-        stream: StreamState,
-        block: bytes,
-        contents: list[bytes],
-        trailers: bytes,
-        *,
-        ends: bool = True,
-    ) -> None:
-        """Send the headers, and queue contents beyond the flow-control windows. The caller holds `sending`.
-
-        Args:
-            stream: The call.
-            block: Encoded headers, or empty to send none.
-            contents: Parts of the message.
-            trailers: Header block that ends the stream, or empty.
-            ends: True if the last part ends the stream when there are no trailers.
-        """
-        if block:
-            self.send_headers(stream.number, block, frames.END_HEADERS)
-        *first, last = contents
-        self._unsent += [_Unsent(stream, memoryview(content), b"", False) for content in first]
-        self._unsent.append(_Unsent(stream, memoryview(last), trailers, ends and not trailers))
-        self._send_rest()
-
-    def took_replies(self, stream: StreamState) -> bool:
-        """Return whether everything that was to be sent on a stream has been handed to the transport."""
-        with self.sending:
-            return all(unsent.stream is not stream for unsent in self._unsent)
-
-    def _send_rest(self) -> None:
-        """Send as much of the queue as the flow-control windows accept. The caller holds `sending`."""
-        waiting: deque[_Unsent] = deque()
-        # A stream whose window is full does not delay other streams, but its own parts stay in order.
-        full: set[int] = set()
-        while self._unsent:
-            unsent = self._unsent.popleft()
-            if unsent.stream.closed:
-                continue
-            if unsent.stream.number in full or not self._send_some(unsent):
-                full.add(unsent.stream.number)
-                waiting.append(unsent)
-        self._unsent = waiting
-
-    def _send_some(self, unsent: _Unsent) -> bool:
-        """Send as much of one queued part as possible. Returns True if nothing of it is left."""
-        parts: list[Part] = []
-        number = unsent.stream.number
-        while (
-            len(unsent.rest)
-            and (sendable_bytes := min(self.window, unsent.stream.window, self._largest_frame)) > 0
-        ):
-            part, unsent.rest = unsent.rest[:sendable_bytes], unsent.rest[sendable_bytes:]
-            self.window -= len(part)
-            unsent.stream.window -= len(part)
-            # END_STREAM only on the last frame, and only if no trailers follow: they end the stream then.
-            flags = frames.END_STREAM if unsent.end and not len(unsent.rest) else 0
-            parts += [frames.head(len(part), frames.DATA, flags, number), part]
-        whole = not len(unsent.rest)
-        if whole and unsent.end and not parts:  # an empty message
-            parts.append(frames.head(0, frames.DATA, frames.END_STREAM, number))
-        if whole and unsent.trailers:
-            parts.append(frames.trailing(number, unsent.trailers))
-            self.drop(unsent.stream)  # before the write, as in `send_message`
-        if parts:
-            self.transport.send(parts)
-        return whole

@@ -26,6 +26,7 @@ from psfleet.core.net.http2.calls import (
     RateLimit,
     Streaming,
 )
+from psfleet.core.net.http2.flow_control import PREFIX, RENEW
 from psfleet.core.net.http2.frames import DamagedMessage, ErrorCode, ProtocolViolation, StreamError
 from psfleet.core.net.http2.header_blocks import (
     OK_HEADERS,
@@ -39,7 +40,7 @@ from psfleet.core.net.http2.header_blocks import (
     seconds_of,
     split_timeout,
 )
-from psfleet.core.net.http2.http2_connection import PREFIX, RENEW, Http2Connection
+from psfleet.core.net.http2.http2_connection import Http2Connection
 from psfleet.core.net.http2.socket_transport import Transport
 
 _UNAUTHENTICATED, _UNIMPLEMENTED, _EXHAUSTED = 16, 12, 8  # statuses of gRPC
