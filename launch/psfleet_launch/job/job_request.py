@@ -45,20 +45,20 @@ class RoleSettings:
 
     server_cores: int = setting(
         0,
-        "Cores reserved for each server, which also limit its threads; 0: none are reserved",
+        "Cores reserved for each server, which also limit its threads. 0 reserves none",
         names="--server-cores servers.cores",
         least=0,
     )
     worker_cores: int = setting(
         0,
-        "Cores reserved for each worker, which also limit its threads; 0: the workers of a machine share its "
-        "cores",
+        "Cores reserved for each worker, which also limit its threads. With 0 the workers of a machine share "
+        "its cores",
         names="--worker-cores workers.cores",
         least=0,
     )
     worker_memory: int = setting(
         0,
-        "Memory reserved for each worker, such as 8G; a container also has it as its limit",
+        "Memory reserved for each worker, such as 8G, which is also a container's limit. 0 reserves none",
         BYTES,
         names="--worker-memory workers.memory",
         metavar="SIZE",
@@ -115,8 +115,8 @@ class JobRequest(LogSettings, NumberSettings, JobSettings, RoleSettings, _Size):
     strategy: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     port: int | None = setting(
         None,
-        "First TCP port of the servers, which use unix sockets without it. Tensors use the ports 2000 above. "
-        "0: any free ports, as `--tcp`",
+        "First TCP port of the servers; without it they use unix sockets. Tensors use ports 2000 higher. "
+        "0 takes any free ports, like `--tcp`",
         names="--port network.port",
         least=0,
         most=65535,
@@ -268,8 +268,8 @@ class Launch:
     )
     watch: str = setting(
         "",
-        "Serve a dashboard and metrics for Prometheus at this port, on this machine only; 0: any free port. "
-        "With `HOST:PORT` other machines reach it too, with a token and over TLS",
+        "Serve a dashboard and metrics for Prometheus at this port, on this machine only. 0 takes any free "
+        "port. With `HOST:PORT` other machines reach it too, with a token and over TLS",
         names="--watch job.watch",
         metavar="[HOST:]PORT",
     )

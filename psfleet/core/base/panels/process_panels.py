@@ -27,8 +27,9 @@ _MEMORY = section(
         Ratio(
             Level("psfleet_memory_used_bytes", _EACH), Level("psfleet_memory_limit_bytes", _EACH)
         ),
-        "Memory of a server's tables and held pushes, as a share of what --server-memory allows them.",
-        "Above 1 pushes are refused: raise the limit, use more servers, or limit the rows (CapacityEntry).",
+        "Memory of a server's tables, and of pushes that wait for their round, as a share of what "
+        "--server-memory allows them.",
+        "Above 100 % pushes are refused: raise the limit, use more servers, or limit rows (CapacityEntry).",
         Alert("PsfleetMemoryShort", "> 0.9", severity="critical"),
     ),
     Panel(
@@ -36,21 +37,21 @@ _MEMORY = section(
         "short",
         Level("psfleet_table_rows", _TABLE),
         "Rows of a sparse table on all servers.",
-        "If it grows without end, admit only frequent ids (CountFilterEntry), or let rows expire.",
+        "If the number grows without end, admit only frequent ids (CountFilterEntry), or let rows expire.",
     ),
     Panel(
         "Memory of tables",
         "bytes",
         Level("psfleet_table_bytes", _TABLE),
         "Rows, optimizer state and index of a table on all servers.",
-        "See rows.",
+        "For advice see the panel Rows.",
     ),
     Panel(
         "Rows that came",
         "cps",
         Rate("psfleet_admitted_rows_total", _TABLE),
         "Rows per second that pushes have added.",
-        "It should fall during training. If it does not, ids never repeat: check how they are made.",
+        "The rate should fall during training. If it does not, ids never repeat: check how they are made.",
     ),
     Panel(
         "Rows that went",
@@ -120,7 +121,8 @@ _SKEW = section(
         "short",
         Skew(Rate("psfleet_received_bytes_total", _EACH)),
         "Bytes that the busiest server receives, divided by the mean over all servers. 1 is perfectly even.",
-        "Above 1.5 one server has a few hot ids, or a large dense table.",
+        "Above 1.5 one server has a few ids that occur very often (see Share of the hottest id), or a large "
+        "dense table (divide it with servers=).",
         # The skew of two servers is at most 2: one gets everything, which is twice the mean.
         Alert("PsfleetSkewedServers", "> 1.5", "10m"),
     ),
@@ -169,7 +171,7 @@ _RELIABILITY = section(
         "short",
         Level("psfleet_restarts_total", _EACH),
         "Processes that were started again.",
-        "See deaths.",
+        "For the causes see the panel Deaths.",
     ),
     Panel(
         "Takeovers",
@@ -190,7 +192,7 @@ _RELIABILITY = section(
         "cps",
         Rate("psfleet_retries_total", _EACH),
         "Calls per second that a worker had to repeat.",
-        "The network loses messages, or a server died: see deaths.",
+        "The network loses messages, or a server died: see the panel Deaths.",
         Alert("PsfleetManyRetries", "> 1", "5m"),
     ),
     Panel(
@@ -198,7 +200,7 @@ _RELIABILITY = section(
         "short",
         Level("psfleet_duplicate_pushes_total", _EACH),
         "Pushes that arrived a second time. They changed nothing.",
-        "Normal after restarts.",
+        "This is normal after restarts.",
     ),
     Panel(
         "Torn steps",
@@ -211,7 +213,7 @@ _RELIABILITY = section(
         "Bytes not on the disk yet",
         "bytes",
         Level("psfleet_log_unsynced_bytes", _EACH),
-        "Bytes of a log that a power loss would destroy. Only with log+fsync.",
+        "Bytes of a log that a power loss would destroy, in a job with --durability log+fsync.",
         "If it stays high, the disk is too slow.",
     ),
     Panel(
@@ -219,14 +221,14 @@ _RELIABILITY = section(
         "s",
         Quantile(0.99, "psfleet_log_sync_seconds", _EACH),
         "Time until a log is on the disk. With log+fsync, pushes wait for it.",
-        "Use a faster disk, or --durability log.",
+        "If it is long, use a faster disk, or --durability log.",
     ),
     Panel(
         "Age of the last snapshot",
         "s",
         Age("psfleet_snapshot_timestamp_seconds"),
         "Time since the last snapshot of the job was complete.",
-        "See the next panel.",
+        "The next panel says whether that is too long.",
     ),
     Panel(
         "Wait for a snapshot",
@@ -242,7 +244,7 @@ _RELIABILITY = section(
         "bytes",
         Level("psfleet_snapshot_bytes"),
         "Bytes of the last snapshot's files.",
-        "If it is large, use deltas.",
+        "If it is too large, save only the changes (save_persistables with mode=1).",
     ),
     Panel(
         "Standby is ready",
@@ -274,7 +276,7 @@ _RELIABILITY = section(
         "Bps",
         Rate("psfleet_standby_taken_bytes_total", _EACH),
         "Bytes per second that a standby has received, including its first copy.",
-        "Compare it with Sent to standbys.",
+        "It should be about what the panel Sent to standbys shows.",
     ),
     Panel(
         "Tables of standbys",
@@ -291,56 +293,56 @@ _WIRE = section(
         "Bps",
         Rate("psfleet_received_bytes_total", _EACH),
         "Bytes per second of training calls, including those in shared memory.",
-        "Compress gradients (--wire bf16 or int8), or merge steps.",
+        "To reduce it, compress gradients (--wire bf16 or int8), or merge steps (gradient_merge).",
     ),
     Panel(
         "Sent by servers",
         "Bps",
         Rate("psfleet_sent_bytes_total", _EACH),
         "Bytes per second of pulled values.",
-        "Compress weights (--wire bf16).",
+        "To reduce it, compress weights (--wire bf16).",
     ),
     Panel(
         "Received with pushes",
         "Bps",
         Rate("psfleet_push_bytes_total", _EACH),
         "Bytes per second of pushes, including gradients in shared memory.",
-        "Compress gradients, or merge steps.",
+        "To reduce it, compress gradients (--wire), or merge steps (gradient_merge).",
     ),
     Panel(
         "Received with pulls",
         "Bps",
         Rate("psfleet_pull_bytes_total", _EACH),
         "Bytes per second of pull requests, which name the ids.",
-        "Use larger batches, in which more ids repeat.",
+        "To reduce it, use larger batches, in which more ids repeat.",
     ),
     Panel(
         "Received with exchanges",
         "Bps",
         Rate("psfleet_exchange_bytes_total", _EACH),
         "Bytes per second of pushes that travel with the next pull. In shared memory only the ids count.",
-        "As for pushes and pulls.",
+        "To reduce it, do what the panels Received with pushes and Received with pulls say.",
     ),
     Panel(
         "Saved by compression",
         "Bps",
         Rate("psfleet_saved_bytes_total", ("role",)),
         "Bytes per second that float32 would add to gradients (of workers) and values (of servers).",
-        "0 without --wire.",
+        "It is 0 without --wire.",
     ),
     Panel(
         "Sent to standbys",
         "Bps",
         Rate("psfleet_standby_bytes_total", _EACH),
         "Bytes per second that servers send to standbys.",
-        "Should be about what servers receive. 0 while a server has no standby.",
+        "It should be about what servers receive. It is 0 while a server has no standby.",
     ),
     Panel(
         "Written to logs",
         "Bps",
         Rate("psfleet_log_bytes_total", _EACH),
         "Bytes per second that servers and standbys write to their logs.",
-        "Snapshots shorten the logs: --snapshot-every.",
+        "To keep the logs short, take snapshots (--snapshot-every).",
     ),
 )
 PROCESSES: tuple[Panel, ...] = (*_MEMORY, *_SKEW, *_RELIABILITY, *_WIRE)

@@ -15,7 +15,7 @@ _PROGRESS = section(
         "Samples per second",
         "cps",
         Rate("psfleet_samples_total", where=_FIRST),
-        "Training samples per second, counted by server 0 from the pushes that it has applied or held.",
+        "Training samples per second, counted by server 0 from the pushes that have arrived.",
         "If it falls, the panels below show which worker or server is slow. It stays 0 for scripts that do "
         "not report the number of samples of their pushes.",
     ),
@@ -47,7 +47,7 @@ _PROGRESS = section(
             Level("psfleet_samples_left", where=_FIRST), Rate("psfleet_samples_total", where=_FIRST)
         ),
         "Time until the samples of fleet.dataset are used up at the present speed.",
-        "Not known for other loops, or for a dataset without an end.",
+        "It is not known for other loops, or for a dataset without an end.",
     ),
     Panel(
         "Loss",
@@ -68,8 +68,8 @@ _PROGRESS = section(
         "short",
         Level("psfleet_topic_lag", ("partition",), aggregate="max"),
         "Messages of a partition that are not read yet, by the worker that is furthest behind.",
-        "If all grow, add workers. If one stays 0 and the others grow, that partition has less traffic and "
-        "the others wait for it: give KafkaTopic an idle time.",
+        "If the lag of all partitions grows, add workers. If one stays at 0 and the others grow, that "
+        "partition has less traffic and the others wait for it: give KafkaTopic an idle time.",
     ),
 )
 _STALENESS = section(
@@ -79,7 +79,7 @@ _STALENESS = section(
         "short",
         Mean("psfleet_staleness_pushes", ("mode",)),
         "Pushes of other workers that were applied between the pull and the push of a step.",
-        "If the loss suffers, use ssp or sync mode, or fewer workers.",
+        "If the loss gets worse because of it, use ssp or sync mode, or fewer workers.",
     ),
     Panel(
         "Staleness, 99th percentile",
@@ -163,14 +163,14 @@ _SPEED = section(
         _share("pull"),
         "Share of a worker's time in which it waits for pulled values. In sync mode this includes waiting "
         "for other workers.",
-        "Prefetch (psfleet.torch.prefetch), or use more servers or larger batches.",
+        "If it is high, prefetch (psfleet.torch.prefetch), or use more servers or larger batches.",
     ),
     Panel(
         "Time in pushes",
         "percentunit",
         _share("push"),
         "Share of a worker's time in which it sums gradients and hands them over for sending.",
-        "Merge steps (gradient_merge), or compress gradients (--wire).",
+        "If it is high, merge steps (gradient_merge), or compress gradients (--wire).",
     ),
     Panel(
         "Time waiting",
@@ -191,13 +191,13 @@ _SPEED = section(
         "percentunit",
         _share("data"),
         "Share of a worker's time in which it waits for batches of fleet.shard or fleet.dataset.",
-        "Load data in other processes, or prepare it before training.",
+        "If it is high, load data in other processes, or prepare it before training.",
     ),
     Panel(
         "Pushes per second by server",
         "cps",
         Rate("psfleet_pushes_total", _EACH, {"role": "server"}),
-        "Pushes per second that a server has applied or held.",
+        "Pushes per second that have arrived at a server.",
         "All servers should have the same value; a slower one holds up all workers. If it is 0, look for "
         "waiting calls and dead processes.",
         Alert("PsfleetNoProgress", "== 0", "5m", "critical"),
@@ -215,7 +215,7 @@ _SPEED = section(
         "s",
         Quantile(0.99, "psfleet_push_seconds", _EACH),
         "99 % of the pushes take no longer than this.",
-        "If it is far above the median, look at the syncs of the log and at takeovers.",
+        "If it is far above the median, look at the panels about syncs to disk and takeovers.",
     ),
     Panel(
         "Pulls per second by server",
@@ -229,7 +229,7 @@ _SPEED = section(
         "s",
         Quantile(0.5, "psfleet_pull_seconds", _EACH),
         "Time from the arrival of a pull until its values are ready.",
-        "If it is longer on one server, look at that server's CPU and at hot ids.",
+        "If it is longer on one server, look at that server's CPU, and at ids that occur very often.",
     ),
     Panel(
         "Time of a pull, 99th percentile",
@@ -242,15 +242,16 @@ _SPEED = section(
         "Time of an exchange, 99th percentile",
         "s",
         Quantile(0.99, "psfleet_exchange_seconds", _EACH),
-        "The same for a push that travels together with the next pull, as in every mode but sync.",
-        "See the time of a pull.",
+        "99 % of the pushes that travel together with the next pull, as in every mode but sync, take no "
+        "longer than this, including the pull.",
+        "If it is long, see the panels about the time of a push and of a pull.",
     ),
     Panel(
         "Waiting calls",
         "percentunit",
         Ratio(Level("psfleet_waiting_calls", _EACH), Level("psfleet_waiting_calls_limit", _EACH)),
         "Calls that wait at a server for other workers, as a share of the number allowed.",
-        "Find the worker for which the others wait, or raise waiting_calls in PSFLEET_LIMITS.",
+        "If it is high, find the worker for which the others wait, or raise waiting_calls in PSFLEET_LIMITS.",
         Alert("PsfleetCallsNearLimit", "> 0.9"),
     ),
     Panel(

@@ -250,7 +250,7 @@ class JobSettings:
     )
     memory: int = setting(
         0,
-        "Memory that each server may use, as in 8G; pushes that would need more are refused",
+        "Memory that each server may use, as in 8G; pushes that would need more are refused. 0 sets no limit",
         BYTES,
         names="--server-memory PSFLEET_MEMORY servers.memory",
         metavar="SIZE",
@@ -273,7 +273,7 @@ class JobSettings:
     device_memory: int = setting(
         0,
         "Memory of its GPU that each server may use for tables, as in 40G; sparse rows beyond it are in host "
-        "memory. 0: seven eighths of the free memory, which is also the maximum",
+        "memory. 0 allows seven eighths of the free memory, which is also the maximum",
         BYTES,
         names="--device-memory PSFLEET_DEVICE_MEMORY servers.device_memory",
         metavar="SIZE",
@@ -346,7 +346,7 @@ class ProcessSettings:
     )
     relocations: str = setting(
         "",
-        "File that says where servers listen now that have moved to another machine",
+        "File with the new endpoints of servers that have moved to another machine",
         names="PSFLEET_RELOCATIONS",
     )
     liveness: int = setting(

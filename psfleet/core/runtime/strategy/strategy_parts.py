@@ -177,8 +177,8 @@ class RecomputeSettings:
     )
     memory_budget: str = setting(
         "",
-        'Memory that the chosen checkpoints may leave in use, such as "512MiB" or "2GB"; if empty, as much '
-        "as with a checkpoint after every sqrt(n)-th of n operations",
+        'Memory that the kept values may take, such as "512MiB" or "2GB"; if empty, about as much as the '
+        "values of every sqrt(n)-th of n operations take",
     )
 
     def __post_init__(self) -> None:
