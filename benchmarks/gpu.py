@@ -49,16 +49,16 @@ def in_turn(variants: Variants, runs: int) -> dict[str, float]:
 
 def bench_dense(size: int, runs: int, peers: bool) -> Rows:
     """Measure a copy of `size` float32 on the device, and Adam over as many weights."""
-    from numba import cuda
-
     from psfleet.core.engine.kernels.device.cuda import CudaUpdate
+    from psfleet.core.engine.kernels.device.cuda_launch import to_device
     from psfleet.core.engine.kernels.device.cuda_queue import DeviceQueue
 
-    gradient = cuda.to_device(np.full(size, 0.01, np.float32))
-    planes = [cuda.to_device(np.zeros(size, np.float32)) for _ in range(3)]
-    update, scalars = CudaUpdate(Adam(), DecaySpec(), DeviceQueue()), numbers(1)
+    gradient = to_device(np.full(size, 0.01, np.float32))
+    planes = [to_device(np.zeros(size, np.float32)) for _ in range(3)]
+    queue = DeviceQueue()
+    update, scalars = CudaUpdate(Adam(), DecaySpec(), queue), numbers(1)
     variants: Variants = {
-        "copy": lambda: planes[0].copy_to_device(gradient),
+        "copy": lambda: queue.copy(planes[0], gradient),
         "psfleet Adam": lambda: update.dense(planes, gradient, size, scalars, 1),
     }
     times = in_turn(variants, runs)

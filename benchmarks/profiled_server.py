@@ -77,7 +77,7 @@ def _profile(totals: NDArray[np.float64]) -> None:
             if SIMULATED:
                 return time.perf_counter()
             event = cuda.event()
-            event.record(stream)
+            event.record(stream.stream)
             return event
 
         def _add(self, kind: int, size: int, first: Any, last: Any) -> None:

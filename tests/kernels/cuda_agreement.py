@@ -3,17 +3,14 @@
 python -m tests.kernels.cuda_agreement [PART PARTS]
 """
 
-# mypy: disable-error-code="no-untyped-call,attr-defined"
-
 import sys
-from typing import Any
 
 import numpy as np
-from numba import cuda
 from numpy.typing import NDArray
 
 from psfleet.core.engine.kernels.device.cuda import CudaUpdate
 from psfleet.core.engine.kernels.device.cuda_arithmetic import SIMULATED
+from psfleet.core.engine.kernels.device.cuda_launch import to_device
 from psfleet.core.engine.kernels.device.cuda_queue import DeviceQueue
 from psfleet.core.engine.kernels.rule_source import scalars_of
 from psfleet.core.engine.kernels.rule_twin import twin_push
@@ -37,27 +34,23 @@ def agrees(rule: Rule, decay: DecaySpec, sparse: bool, resting: bool = False) ->
         *(np.full(N, slot.initial, np.float32) for slot in rule.slots),
     ]
     values, rows = narrow(twin, shared, width), np.array([2, 0, 1])
-    table, there = there_of(joined(values)), [there_of(array) for array in values]
-    update = CudaUpdate(rule, decay, DeviceQueue(), DIM if sparse else 0)
+    table, there = to_device(joined(values)), [to_device(array) for array in values]
+    queue = DeviceQueue()
+    update = CudaUpdate(rule, decay, queue, DIM if sparse else 0)
     for step in range(1, STEPS + 1):
         gradient = random.standard_normal(N).astype(np.float32)
         scalars = scalars_of(rule, decay, 0.1, step, resting)
         twin_push(rule, decay, 0.1, step, twin, gradient, width, resting)
         if sparse:
             given = gradient.reshape(-1, DIM)[rows]
-            sent = there_of(rows), there_of(given.reshape(-1))
+            sent = to_device(rows), to_device(given)
             update.rows(table, *sent, scalars, step)
         else:
-            update.dense(there, there_of(gradient), width, scalars, step)
-        cuda.synchronize()
+            update.dense(there, to_device(gradient), width, scalars, step)
+        queue.finish()
     expected = narrow(twin, shared, width)
     pairs = [(table, joined(expected))] if sparse else list(zip(there, expected, strict=True))
-    return all(actual.copy_to_host().tobytes() == want.tobytes() for actual, want in pairs)
-
-
-def there_of(values: NDArray[Any]) -> Any:
-    """The values on the device."""
-    return cuda.to_device(np.ascontiguousarray(values))
+    return all(queue.read(actual).tobytes() == want.tobytes() for actual, want in pairs)
 
 
 def narrow(values: list[Floats], shared: list[bool], width: int) -> list[Floats]:

@@ -1,6 +1,7 @@
-/* A CUDA driver whose device memory is memory of the host: what psfleet's tables ask a driver for, without kernels.
+/* A CUDA driver whose device memory is memory of the host: what psfleet's tables ask a driver for.
    It does everything at once, and refuses what a driver refuses: other sizes than whole granules, memory that is
-   mapped twice or nowhere, and copies over memory that is not accessible, which ends the process. */
+   mapped twice or nowhere, and copies over memory that is not accessible, which ends the process. It cannot run the
+   code of kernels: launches are passed to a function of the test (tests/kernels/fake_driver.py), if it has set one. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -84,6 +85,34 @@ result cuEventSynchronize(void *event) { return event ? OK : INVALID; }
 result cuEventElapsedTime(float *ms, struct timespec *first, struct timespec *last) {
     *ms = (last->tv_sec - first->tv_sec) * 1e3f + (last->tv_nsec - first->tv_nsec) / 1e6f;
     return OK;
+}
+
+/* -- kernels: one is only its name, since the driver cannot run its code -- */
+
+typedef result (*runner)(const char *kernel, unsigned threads, void **parameters);
+static runner run;
+void driver_runs(runner function) { run = function; }
+
+result cuLibraryLoadData(void **library, const void *code, const void *o, const void *v, unsigned n,
+                         const void *p, const void *q, unsigned m) {
+    *library = malloc(1);
+    return memcmp(code, "\177ELF", 4) ? 200 : OK;
+}
+result cuLibraryUnload(void *library) { free(library); return OK; }
+result cuLibraryGetKernel(void **kernel, void *library, const char *name) { *kernel = strdup(name); return OK; }
+result cuKernelGetFunction(void **function, void *kernel) { *function = kernel; return OK; }
+result cuKernelGetAttribute(int *value, int which, void *kernel, int device) { *value = 32; return OK; }
+result cuLaunchKernel(void *kernel, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned v, unsigned w,
+                      unsigned shared, void *stream, void **parameters, void **extra) {
+    ON_STREAM(stream);
+    if (!current) return 201;
+    if (!x || y != 1 || z != 1 || !threads || threads > 1024 || v != 1 || w != 1 || shared || extra) return INVALID;
+    return run ? run(kernel, x * threads, parameters) : OK;
+}
+struct configuration { unsigned grid[3], block[3], shared; void *stream; };
+result cuLaunchKernelEx(const struct configuration *c, void *kernel, void **parameters, void **extra) {
+    return cuLaunchKernel(kernel, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->shared,
+                          c->stream, parameters, extra);
 }
 
 /* -- virtual memory: addresses are reserved without access, and become accessible granule by granule -- */

@@ -90,9 +90,10 @@ def said_with(driver: Path, script: str, **variables: str) -> str:
 @needs_numba_cuda
 @needs_compiler
 def test_tables_use_a_driver_as_it_asks(driver: Path) -> None:
-    """With a driver whose device memory is the host's, numba and the CUDA bindings do what they do with a
-    GPU, but for kernels: reserve, map and free memory, copy on streams, wait for events. One that refuses
-    this process is told in a sentence."""
+    """With a driver whose device memory is the host's, tables, numba and the CUDA bindings do what they do
+    with a GPU: reserve, map and free memory, copy on streams, wait for events, launch kernels. What runs in
+    place of a kernel has its arguments from the parameters of the launch. A driver that refuses this process
+    is told in a sentence."""
     passes_on_a_device(
         ["--device-room=0", *(f"tests/tables/test_{name}.py" for name in ("freezing", "entry"))],
         driver,
@@ -115,11 +116,12 @@ def test_a_refused_growth_can_be_tried_again(driver: Path) -> None:
 import os
 import numpy as np
 from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.kernels.device.cuda_queue import DeviceQueue
 from psfleet.core.engine.tables.device.device_memory import DeviceArena
 
-arena = DeviceArena(1 << 22, "f4")
+arena, queue = DeviceArena(1 << 22, "f4"), DeviceQueue()
 arena.grow(1)
-arena.array[:2].copy_to_device(np.full(2, 7, "f4"))
+queue.write(arena.array[:2], np.full(2, 7, "f4"))
 os.environ["DRIVER_REFUSES_ACCESS"] = "1"
 try:
     arena.grow(1 << 20)
@@ -128,7 +130,7 @@ except UsageError as error:
 del os.environ["DRIVER_REFUSES_ACCESS"]
 print(arena.bytes)
 arena.grow(1 << 20)
-print(arena.bytes, arena.array[:3].copy_to_host())
+print(arena.bytes, queue.read(arena.array[:3]))
 """,
     )
     first, *after = text.splitlines()
@@ -136,16 +138,31 @@ print(arena.bytes, arena.array[:3].copy_to_host())
     assert after == [str(2 << 20), f"{4 << 20} [7. 7. 0.]"]
 
 
-@needs_numba_cuda
-def test_compiled_kernels_are_kept_on_disk(tmp_path: Path) -> None:
-    """A kernel that was compiled before comes from the disk; what is damaged there is compiled again."""
+def passes_with(driver: Path, module: str, **variables: str) -> None:
+    """Check that a program that finds this driver ends well."""
+    found = {"LD_LIBRARY_PATH": str(driver), "NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS": "0"}
     run = ended(
-        [sys.executable, "-m", "tests.kernels.cuda_cache"],
+        [sys.executable, "-m", module],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PSFLEET_CACHE": str(tmp_path / "cache")},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **found, **variables},
         timeout=570,
     )
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+@needs_numba_cuda
+@needs_compiler
+def test_launches_give_the_driver_what_numba_gives_it(driver: Path) -> None:
+    """For every kernel of a rule of each shape and of tables, the driver gets the same code, grid and bytes
+    as from numba's own dispatcher. What runs from these bytes gives tables the bits of host memory."""
+    passes_with(driver, "tests.kernels.cuda_launches")
+
+
+@needs_numba_cuda
+@needs_compiler
+def test_compiled_kernels_are_kept_on_disk(driver: Path, tmp_path: Path) -> None:
+    """A kernel that was compiled before comes from the disk; what is damaged there is compiled again."""
+    passes_with(driver, "tests.kernels.cuda_cache", PSFLEET_CACHE=str(tmp_path / "cache"))
 
 
 @needs_numba_cuda

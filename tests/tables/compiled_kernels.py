@@ -28,7 +28,7 @@ from psfleet.core.engine.kernels.device import cuda, cuda_queue
 from psfleet.core.engine.kernels.device.cuda_queue import DeviceOperations, Staging
 from psfleet.core.engine.kernels.hashing import mix
 
-__all__ = ["CompiledOperations", "imported", "install", "start_threads", "use"]
+__all__ = ["CompiledOperations", "imported", "install", "load", "run", "start_threads", "use"]
 
 THREADS = 4  # of a kernel
 _COMPILED = (
@@ -153,7 +153,8 @@ def _arithmetic(name: str) -> str:
     return f"from {__name__} import {name}"
 
 
-def _load(stem: str, text: str) -> ModuleType:
+def load(stem: str, text: str) -> ModuleType:
+    """A module of kernels for the processor."""
     tree = _ForTheProcessor().visit(ast.parse(text))
     head = f"from numba import njit\nfrom {__name__} import atomic_add, atomic_cas, atomic_exch\n"
     helpers = (
@@ -167,7 +168,7 @@ def _load(stem: str, text: str) -> ModuleType:
 @cache
 def imported(name: str) -> ModuleType:
     """The functions of `<name>.py` for the processor."""
-    return _load(name, (_KERNELS / f"{name}.py").read_text())
+    return load(name, (_KERNELS / f"{name}.py").read_text())
 
 
 @cache
@@ -197,23 +198,27 @@ def start_threads() -> None:
     _threads(os.getpid())
 
 
+def run(kernel: Any, threads: int, values: list[Any]) -> None:
+    """Run a kernel with arguments of the host."""
+    if threads == 1:
+        kernel(*values, 0, 1)
+        return
+    pool = _threads(os.getpid())
+    running = [pool.submit(partial(kernel, *values, own, THREADS)) for own in range(THREADS)]
+    for thread in running:
+        thread.result()
+
+
 class CompiledOperations(DeviceOperations):
     """Runs kernels that `install` has had compiled."""
 
     def launch(self, kernel: Any, blocks: int, threads: int, stream: Any, arguments: Any) -> None:
-        values = [_here(one) for one in arguments]
-        if threads == 1:
-            kernel(*values, 0, 1)
-            return
-        pool = _threads(os.getpid())
-        running = [pool.submit(partial(kernel, *values, own, THREADS)) for own in range(THREADS)]
-        for thread in running:
-            thread.result()
+        run(kernel, threads, [_here(one) for one in arguments])
 
 
 def install() -> None:
     """Have what is loaded from now on give such kernels: call it before tables on a device are imported."""
-    cuda.load_kernels = _load
+    cuda.load_kernels = load
 
 
 def use(operations: DeviceOperations, *sizes: int) -> None:

@@ -4,8 +4,9 @@ have them.
 With PSFLEET_TEST_GPU=1 that is a GPU, all of which --device-room=0 gives to tables. Else it is a simulated
 one: numba's, with NUMBA_ENABLE_CUDASIM=1, or the one of tests/kernels/driver.c, where that is the driver.
 Tables of a shard, and of each server that a test starts, share as little of its memory as --device-room says,
-so that rows may be in host memory. Kernels are compiled for the processor (compiled_kernels.py). With
---device-order streams do their work late, in an order drawn from this seed (device_order.py).
+so that rows may be in host memory. Kernels are compiled for the processor (compiled_kernels.py); with that
+driver they run from the parameters of their launches (driven_kernels.py). With --device-order the simulated
+device's streams do their work late, in an order drawn from this seed (device_order.py).
 """
 
 import os
@@ -43,8 +44,12 @@ _NOT_ON_A_DEVICE = {
 
 _ON_A_GPU = os.environ.get("PSFLEET_TEST_GPU") == "1"
 assert not why_no_gpu(), why_no_gpu()
-if not _ON_A_GPU:
+if SIMULATED:
     compiled_kernels.install()
+elif not _ON_A_GPU:
+    from tests.kernels import driven_kernels
+
+    driven_kernels.install()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     room, seed = config.getoption("--device-room"), config.getoption("--device-order")
     os.environ["PSFLEET_DEVICE"] = "auto"
     os.environ["PSFLEET_DEVICE_MEMORY"] = str(room or "")
-    if _ON_A_GPU:
+    if not SIMULATED:
         pass
     elif seed is None:
         compiled_kernels.use(compiled_kernels.CompiledOperations())

@@ -1,6 +1,7 @@
 """Kernels of a CUDA device, and the queue of its work. Start with cuda_queue.py.
 
     cuda_queue.py         streams, events, and copies between host and device
+    cuda_launch.py        arrays of the device, and launches of compiled kernels
     cuda.py               updates of dense arrays and rows by a rule
     cuda_text.py          generator of a rule's CUDA kernels
     cuda_index.py         index of a sparse table: find, add and remove ids

@@ -18,35 +18,39 @@ operation that names no stream is ordered too, but nothing overlaps with it.
 
 import math
 import threading
-import warnings
 from functools import cache
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 from numba import cuda
-from numba.cuda.cudadrv import driver as cuda_driver
 from numpy.typing import DTypeLike, NDArray
 
 from psfleet.core.engine.kernels.cache import forget_compiled
 from psfleet.core.engine.kernels.device.cuda_arithmetic import SIMULATED
-from psfleet.core.engine.kernels.initial_values import copy_over
+from psfleet.core.engine.kernels.device.cuda_launch import (
+    CudaArray,
+    DeviceStream,
+    Launch,
+    call,
+    clear,
+    empty,
+    first_values,
+)
+from psfleet.core.engine.kernels.initial_values import address_of, copy_over
 
 # Threads of a block: a multiple of the 32 that a device runs in step. No other multiple has been compared.
 _THREADS = 128
 # The simulator's threads are Python threads. Two are enough to find races; more made its tests slower.
 _SIMULATED_THREADS = 2
-# Bytes of half a staging buffer. 65,536 rows of 16 weights fit, so that a usual batch is copied in one piece,
-# which needs no view of its target. numba takes 30 us for a view.
+# Bytes of half a staging buffer. 65,536 rows of 16 weights fit, so that a usual batch is copied in one piece.
 _HALF = 1 << 22
 # Number of staging buffers of a process. Linux cannot swap out pinned memory, so all tables share these 32
 # MiB, and a fifth copy at the same time waits.
 _STAGING = 4
-# numba warns about small grids. A push of few ids is a small grid, and a user can do nothing about it.
-warnings.filterwarnings("ignore", ".*Grid size .* low occupancy")
-# The simulator runs one kernel at a time. On a device the lock costs little, since a launch only queues work.
-# There it lets only one thread compile a kernel again whose code on disk is damaged.
-_launching = threading.Lock()
+# The simulator runs one kernel at a time. On a device it lets only one thread compile a kernel, or compile it
+# again because its code on disk is damaged.
+_compiling = threading.Lock()
 
 if SIMULATED:
     from numba.cuda.simulator.kernel import BlockThread
@@ -60,15 +64,15 @@ if SIMULATED:
 
 
 class DeviceOperations:
-    """Operations of a device. All but `finish` only add work to a stream and return. Thread-safe.
+    """Operations of a device. All but `finish` only add work to a stream and return.
 
-    Operations on streams and events first make the device's context current in the calling thread: a server
-    calls from many threads, and numba does so by itself only for arrays and kernels.
+    Any thread may call, but a stream's launches only one thread at a time. The simulator does all work at
+    once, so that nothing has to wait there.
     """
 
     def stream(self) -> Any:
         """Return a new stream, whose work is done in the order in which it was added."""
-        return cuda.stream()
+        return cuda.stream() if SIMULATED else DeviceStream()
 
     def event(self) -> Any:
         """Return a new event. It is over until `record` is called."""
@@ -83,18 +87,18 @@ class DeviceOperations:
 
     def record(self, event: Any, stream: Any) -> None:
         """Mark this point of the stream: the event is over once all work added so far is done."""
-        cuda.current_context()
-        event.record(stream)
+        if not SIMULATED:
+            call("cuEventRecord", event.handle, stream.handle)
 
     def wait(self, event: Any, stream: Any) -> None:
         """Make the work that is added to the stream from now on wait for the event's latest `record`."""
-        cuda.current_context()
-        event.wait(stream)
+        if not SIMULATED:
+            call("cuStreamWaitEvent", stream.handle, event.handle, 0)
 
     def finish(self, event: Any) -> None:
         """Block this thread until the event is over."""
-        cuda.current_context()
-        event.synchronize()
+        if not SIMULATED:
+            call("cuEventSynchronize", event.handle)
 
     def write(self, target: Any, source: Any, stream: Any) -> None:
         """Copy an array to an array of the device that has the same size and dtype.
@@ -104,40 +108,79 @@ class DeviceOperations:
             source: Array of the device, or pinned array of the host.
             stream: Stream that the copy is added to.
         """
-        target.copy_to_device(source, stream=stream)
+        assert source.nbytes == target.nbytes
+        if SIMULATED:
+            target.copy_to_device(source)
+        elif isinstance(source, CudaArray):
+            arguments = target.address, source.address, target.nbytes, stream.handle
+            call("cuMemcpyDtoDAsync", *arguments)
+        else:
+            arguments = target.address, address_of(source), target.nbytes, stream.handle
+            call("cuMemcpyHtoDAsync", *arguments)
 
     def read(self, source: Any, target: NDArray[Any], stream: Any) -> None:
         """Copy an array of the device to a pinned array that has the same size and dtype."""
-        source.copy_to_host(target, stream=stream)
+        assert source.nbytes == target.nbytes
+        if SIMULATED:
+            source.copy_to_host(target)
+        else:
+            arguments = address_of(target), source.address, source.nbytes, stream.handle
+            call("cuMemcpyDtoHAsync", *arguments)
 
     def zero(self, target: Any, stream: Any) -> None:
         """Set an array of the device to 0."""
-        # Of numba's driver, because numba.cuda has no function that sets memory.
-        cuda.current_context()
-        cuda_driver.device_memset(target, 0, target.nbytes, stream)
+        if SIMULATED:
+            clear(target)
+        else:
+            call("cuMemsetD8Async", target.address, 0, target.nbytes, stream.handle)
 
     def launch(self, kernel: Any, blocks: int, threads: int, stream: Any, arguments: Any) -> None:
-        """Add a kernel to the stream. The first launch compiles the kernel, or loads it from the cache.
+        """Add a kernel to the stream. The first launch compiles the kernel, or loads it from the cache."""
+        if SIMULATED:
+            with _compiling:
+                kernel[blocks, threads](*arguments)
+            return
+        launch = stream.launches.get(kernel)
+        if launch is None or not launch.fill(arguments):
+            launch = stream.launches[kernel] = _compiled(kernel, arguments)
+            launch.fill(arguments)
+        launch.start(blocks, threads, stream.handle)
 
-        If the compiled code on disk is damaged, the code is removed and the kernel compiled again.
-        """
-        with _launching:
-            start = kernel[blocks, threads, stream]
-            try:
-                start(*arguments)
-            except Exception:
-                # A kernel with overloads was compiled or loaded already, so the cache is not at fault.
-                if SIMULATED or kernel.overloads or not forget_compiled(kernel.py_func.__module__):
-                    raise
-                start(*arguments)
+
+def _compiled(kernel: Any, arguments: Any) -> Launch:
+    """Return a kernel ready for arguments of these types, compiled or from the cache.
+
+    If the compiled code on disk is damaged, the code is removed and the kernel compiled again.
+    """
+    with _compiling:
+        try:
+            return Launch(kernel, arguments)
+        except Exception:
+            # A kernel with overloads was compiled or loaded already, so the cache is not at fault.
+            if kernel.overloads or not forget_compiled(kernel.py_func.__module__):
+                raise
+            return Launch(kernel, arguments)
 
 
 class _Half:
     """Half of a staging buffer. `done` is over once the device's last copy from or to it is done."""
 
     def __init__(self, operations: DeviceOperations, size: int) -> None:
+        self._operations = operations
+        self._in_use = False
         self.memory = operations.pinned(size)
         self.done = operations.event()
+
+    def record(self, stream: Any) -> None:
+        """Mark the end of the copy that was added to the stream last."""
+        self._operations.record(self.done, stream)
+        self._in_use = True
+
+    def finish(self) -> None:
+        """Wait until the device has done its last copy, unless that is known already."""
+        if self._in_use:
+            self._operations.finish(self.done)
+            self._in_use = False
 
     def array(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return the half's memory as an array of `count` values."""
@@ -171,11 +214,17 @@ class Staging:
         for _ in range(buffers):
             self._idle.put([_Half(operations, half), _Half(operations, half)])
 
-    def send(self, target: Any, values: NDArray[Any], stream: Any) -> None:
+    def send(self, target: Any, values: NDArray[Any], stream: Any, waiting: Any) -> None:
         """Copy host memory to a flat array of the device, as a part of the stream's work.
 
         `values` may change once this returns. The device may still be copying the last two halves then; the
         next copy that takes this buffer waits for them.
+
+        Args:
+            target: Array of the device.
+            values: Contiguous array of the host, flat and not empty.
+            stream: Stream of the copy.
+            waiting: Stream whose later work waits for the copy.
         """
         count = self._size // values.itemsize
         halves = self._idle.get()
@@ -184,15 +233,15 @@ class Staging:
                 part = values[start : start + count]
                 half = halves[start // count % 2]
                 # The half may be in use by this copy, two passes ago, or by an earlier copy.
-                self.operations.finish(half.done)
+                half.finish()
                 buffer = half.array(len(part), values.dtype)
                 copy_over(buffer, part)
-                # The target itself if it has one piece, because making a view takes 30 us.
-                target_part = (
-                    target if len(part) == len(values) else target[start : start + len(part)]
-                )
+                # Making a view of the target takes longer than to find out that all of it is meant.
+                whole = len(part) == len(values)
+                target_part = target if whole else target[start : start + len(part)]
                 self.operations.write(target_part, buffer, stream)
-                self.operations.record(half.done, stream)
+                half.record(stream)
+            self.operations.wait(half.done, waiting)
         finally:
             self._idle.put(halves)
 
@@ -204,7 +253,7 @@ class Staging:
             # The device may still read from both halves, if the last copy was a `send`. Later passes need no
             # wait: the pass before has emptied the half.
             for half in halves:
-                self.operations.finish(half.done)
+                half.finish()
             # Each pass starts the device's copy of one slice, and then takes the slice before it out of the
             # other half.
             for start in range(0, len(out) + count, count):
@@ -214,10 +263,10 @@ class Staging:
                     buffer = half.array(length, out.dtype)
                     source_part = source if length == len(out) else source[start : start + length]
                     self.operations.read(source_part, buffer, stream)
-                    self.operations.record(half.done, stream)
+                    half.record(stream)
                 if start:
                     half, part = halves[(start // count - 1) % 2], out[start - count : start]
-                    self.operations.finish(half.done)
+                    half.finish()
                     copy_over(part, half.array(len(part), out.dtype))
         finally:
             self._idle.put(halves)
@@ -243,7 +292,7 @@ class DeviceQueue:
         self._staging = shared_staging()
         self._operations = self._staging.operations
         self._work, self._arrivals = self._operations.stream(), self._operations.stream()
-        self._arrived, self._done = self._operations.event(), self._operations.event()
+        self._done = self._operations.event()
 
     def launch(self, kernel: Any, count: int, *arguments: Any) -> None:
         """Run a kernel for `count` items, which the kernel's loop divides among its threads."""
@@ -286,9 +335,7 @@ class DeviceQueue:
         if values.size:
             flat = np.ascontiguousarray(values).reshape(-1)
             self._operations.wait(unused, self._arrivals)
-            self._staging.send(target, flat, self._arrivals)
-            self._operations.record(self._arrived, self._arrivals)
-            self._operations.wait(self._arrived, self._work)
+            self._staging.send(target, flat, self._arrivals, self._work)
 
     def read(self, source: Any) -> NDArray[Any]:
         """Copy an array of the device to new host memory, after all earlier work, and wait for the copy."""
@@ -331,7 +378,7 @@ class DeviceBuffers:
         self._queue = queue
         self._places = places
         self._held: dict[str, Any] = {}
-        self._given: dict[str, tuple[tuple[int, ...], Any]] = {}  # last view; a new one takes 30 us
+        self._given: dict[str, tuple[tuple[int, ...], Any]] = {}  # last view
         self._batches: dict[str, int] = {}
         self._unused: dict[str, Any] = {}
 
@@ -349,8 +396,8 @@ class DeviceBuffers:
                 self._queue.finish()  # kernels may still use the memory that is freed here
                 # All references, `view` too: else the old memory would exist beside the new one.
                 del self._held[name], self._given[name], view
-            self._held[name] = cuda.device_array(max(size, 1), dtype)  # never without an address
-        view = self._held[name][:size].reshape(shape)
+            self._held[name] = empty(size, dtype)
+        view = first_values(self._held[name], shape)
         self._given[name] = shape, view
         return view
 

@@ -9,10 +9,10 @@ DeviceRowMemory owns an index; the table holds its lock during each call.
 from typing import Any
 
 import numpy as np
-from numba import cuda
 from numpy.typing import NDArray
 
 from psfleet.core.engine.kernels.device.cuda import table_kernels
+from psfleet.core.engine.kernels.device.cuda_launch import empty, to_device
 from psfleet.core.engine.kernels.device.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.core.engine.kernels.hash_index import SEGMENT_COUNT
 from psfleet.core.engine.kernels.hashing import ids_of
@@ -73,8 +73,8 @@ class DeviceIndex:
         self._sizes, self._bases, self._size = sizes, ends - sizes, int(ends[-1])
         self._entries = (
             *(arena.array for arena in self._arenas),
-            cuda.to_device(self._bases),
-            cuda.to_device((sizes - 1).astype(np.uint64)),
+            to_device(self._bases),
+            to_device((sizes - 1).astype(np.uint64)),
         )
 
     def _group_sizes(self) -> Ids:
@@ -194,7 +194,7 @@ class DeviceIndex:
         first to the last. Each group is copied aside before its new range is cleared and filled.
         """
         groups, counts = self._bases[::_GROUP], self._group_sizes()
-        copies = [cuda.device_array(int(counts.max()), arena.array.dtype) for arena in self._arenas]
+        copies = [empty(int(counts.max()), arena.array.dtype) for arena in self._arenas]
         self._shape(sizes)
         later, new_counts = self._bases[::_GROUP], self._group_sizes()
         order = np.arange(len(groups))

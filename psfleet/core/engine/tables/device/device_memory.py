@@ -22,6 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 from psfleet.core.base.errors import UsageError
 from psfleet.core.engine.kernels.device.cuda import CudaUpdate
 from psfleet.core.engine.kernels.device.cuda_arithmetic import SIMULATED
+from psfleet.core.engine.kernels.device.cuda_launch import CudaArray, clear, to_device
 from psfleet.core.engine.kernels.device.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.tables.device.device_room import check_device_memory
@@ -76,7 +77,7 @@ class DeviceArena:
             self._range.extend(self.bytes, size)
             self.array = self._range.array(size // self._dtype.itemsize, self._dtype)
             new = self.array[self.bytes // self._dtype.itemsize :]
-            cuda_driver.device_memset(new, 0, new.nbytes)
+            clear(new)
             self.bytes = size
 
 
@@ -160,13 +161,7 @@ class _DeviceRange:
 
     def array(self, count: int, dtype: np.dtype[Any]) -> Any:
         """Return the first `count` elements as a device array, which keeps the range alive."""
-        interface = {
-            "shape": (count,),
-            "typestr": dtype.str,
-            "data": (self._address, False),
-            "version": 3,
-        }
-        return cuda.from_cuda_array_interface(interface, owner=self)
+        return CudaArray(self._address, (count,), dtype, self)
 
 
 def _release(address: int, size: int, segments: list[tuple[int, int]]) -> None:
@@ -211,9 +206,9 @@ class DeviceDenseMemory:
         self.bytes = dense_bytes(spec, len(value), gradient_count)
         check_device_memory(spec.name, self.bytes)
         self._queue = DeviceQueue()
-        self._planes = [cuda.to_device(np.ascontiguousarray(value, np.float32))]
+        self._planes = [to_device(value.astype(np.float32, copy=False))]
         self._planes += [
-            cuda.to_device(np.full(size, slot.initial, np.float32))
+            to_device(np.full(size, slot.initial, np.float32))
             for slot, size in zip(spec.rule.slots, sizes, strict=True)
         ]
         self._gradients = DeviceBuffers(self._queue, gradient_count)

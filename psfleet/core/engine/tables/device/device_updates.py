@@ -10,12 +10,12 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import cuda
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from psfleet.core.engine.kernels.dedup import dedup
 from psfleet.core.engine.kernels.device.cuda import CudaUpdate, table_kernels
+from psfleet.core.engine.kernels.device.cuda_launch import to_device
 from psfleet.core.engine.kernels.device.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.core.engine.kernels.hashing import CONSTANT, UNIFORM
 from psfleet.core.engine.kernels.initial_values import initial_rows, initializer_arguments
@@ -90,7 +90,7 @@ class DeviceRowUpdate:
         # The kernel computes low + fraction * span. For a constant, adding -0.0 changes no value, not even
         # -0.0.
         self._first = np.float32(low), np.float32(span if kind == UNIFORM else -0.0), stream
-        self._state = cuda.to_device(self._new_row())
+        self._state = to_device(self._new_row())
 
     def pull_into(self, ids: Ids, out: Floats) -> int:
         if not len(ids):
@@ -98,9 +98,11 @@ class DeviceRowUpdate:
         memory, dim = self._memory, self._spec.dim
         device_ids = memory.send(ids)
         slots, _ = memory.find(device_ids)
-        new = memory.unknown()
         weights = self._buffers.get("weights", (len(ids) * dim,), np.float32)
         self._read_weights(device_ids, slots, weights)
+        new = (
+            memory.unknown()
+        )  # only now, so that the device does not wait for the next call meanwhile
         self._queue.read_into(weights, out)
         if self._on_host and new:
             unknown = self._queue.read(slots) == 0
@@ -299,4 +301,4 @@ class DevicePackedUpdate(DeviceRowUpdate):
 @cache
 def _numbers() -> Any:
     """Return the numbers 0 to _PAGE - 1 on the device: the row numbers in the buffer `wide`."""
-    return cuda.to_device(np.arange(_PAGE))
+    return to_device(np.arange(_PAGE))
