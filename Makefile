@@ -151,9 +151,11 @@ test-device: $(VENV)/.has-test
 
 # Needs an NVIDIA GPU; what tests without one use instead is in test-device and in tests/kernels/test_cuda.py.
 test-gpu: $(VENV)/.has-test
+	$(VENV)/bin/python -m tests.kernels.cuda_quick
 	$(VENV)/bin/python -m tests.kernels.cuda_agreement
 	$(VENV)/bin/python -m tests.tables.device_tables
 	$(VENV)/bin/python -m tests.tables.device_rows
+	$(VENV)/bin/python -m tests.tables.device_distinct
 	PSFLEET_TEST_GPU=1 PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m pytest -p tests.tables.on_device --device-room=0 \
 	    --numprocesses $(JOBS) --dist worksteal $(DEVICE_TESTS) $(ARGS)
 

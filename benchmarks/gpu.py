@@ -1,11 +1,14 @@
 """Tables in the memory of a GPU: dense Adam compared with a copy, and the rates of a sparse table.
 
     python benchmarks/gpu.py [--size 1000000000] [--rows 100000000] [--tiers 4000000] [--packed 1000000000]
+    python benchmarks/gpu.py --launches
 
-Needs an NVIDIA GPU; without one it prints what is missing. Times are wall-clock times, from an idle device to
-an idle device, medians over the runs. The variants of a block take turns. "Found" and "added" ids are already
-on the device; a pull and a push copy ids and values to and from the host. Then tables with all rows, half of
-them and none on the device, and one of `--packed` rows in 16 bits under SGD.
+Needs an NVIDIA GPU; without one it prints what is missing. The first lines have the time of the host for a
+launch, a find, a push and a pull, each the mean of calls in a row; `--launches` measures nothing else. Other
+times are wall-clock times, from an idle device to an idle device, medians over the runs. The variants of a
+block take turns. "Found" and "added" ids are already on the device; a pull and a push copy ids and values to
+and from the host. Then tables with all rows, half of them and none on the device, and one of `--packed` rows
+in 16 bits under SGD.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -45,6 +48,41 @@ def in_turn(variants: Variants, runs: int) -> dict[str, float]:
             cuda.synchronize()
             times[name].append(time.perf_counter() - begin)
     return {name: statistics.median(durations[1:]) for name, durations in times.items()}
+
+
+def bench_launches(runs: int) -> Rows:
+    """Measure a launch by psfleet and by numba's dispatcher, and calls on few ids, whose work is launches."""
+    from numba import cuda
+
+    from psfleet.core.engine.kernels.device.cuda import table_kernels
+    from psfleet.core.engine.kernels.device.cuda_arithmetic import SIMULATED
+    from psfleet.core.engine.kernels.device.cuda_launch import empty
+    from psfleet.core.engine.kernels.device.cuda_queue import DeviceQueue
+    from psfleet.core.engine.tables.device.device_rows import DeviceRowMemory
+    from psfleet.core.engine.tables.device.device_updates import DeviceRowUpdate
+
+    # Calls in a row: a device queues about a thousand launches. The simulator is slow.
+    count, blocks, threads = (2, 1, 2) if SIMULATED else (200, 8, 128)
+    dim, n = 16, 64
+    queue, scale, size = DeviceQueue(), table_kernels("cuda_rows").scale, n * dim
+    values, numbas = empty(size, np.float32), cuda.device_array(size, np.float32)
+    sizes, factor, stream = (size, dim, dim), np.float32(1), cuda.stream()
+    memory = DeviceRowMemory(3 * dim, 2**20, marks=False)
+    update = DeviceRowUpdate(TableSpec("launches", "sparse", (dim,), Adam()), memory)
+    ids, gradients = np.arange(1, n + 1), np.zeros((n, dim), np.float32)
+    update.push(ids, gradients, numbers(1), 1)
+    table = sparse_variants(update, memory, ids, gradients, [1])
+    calls: Variants = {
+        "a launch": lambda: queue.launch(scale, size, values, *sizes, factor),
+        "a launch by numba": lambda: scale[blocks, threads, stream](numbas, *sizes, factor),
+        **{f"{name}, {n} ids": table[name] for name in ("found", "push", "pull")},
+    }
+
+    def repeated(call: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: [call() for _ in range(count)]
+
+    times = in_turn({name: repeated(call) for name, call in calls.items()}, runs)
+    return [{"what": name, "us": seconds / count * 1e6} for name, seconds in times.items()]
 
 
 def bench_dense(size: int, runs: int, peers: bool) -> Rows:
@@ -135,7 +173,7 @@ def sparse_variants(
         "found or added": lambda: memory.add(device_ids, now),
         "pull": lambda: update.pull_into(ids, out),
         "push": push,
-        "push, gradients on the device": lambda: update.push(known, values, numbers(1), 1),
+        "push, ids and gradients on the device": lambda: update.push(known, values, numbers(1), 1),
     }
 
 
@@ -241,6 +279,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--tiers", type=int, default=4_000_000, help="rows of the tables by tier")
     parser.add_argument("--packed", type=int, default=1_000_000_000, help="rows in 16 bits")
+    parser.add_argument("--launches", action="store_true", help="only the host's time for launches")
     parser.set_defaults(runs=7)
     options = parser.parse_args()
     if options.short:
@@ -254,6 +293,10 @@ def main() -> None:
 
     name = "numba's simulator" if SIMULATED else str(cuda.get_current_device().name)
     report = Report("gpu", f"tables on {name}")
+    report.rows += bench_launches(options.runs)
+    if options.launches:
+        finish(report, options.json)
+        return
     missing = without_torch(options)
     if missing:
         report.skipped["torch"] = missing

@@ -272,6 +272,7 @@ def test_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = run("gpu.py", *small, folder=tmp_path)
     assert figures["title"] == "tables on numba's simulator"
     assert [row["what"].split(",")[0] for row in figures["rows"]] == [
+        *("a launch", "a launch by numba", "found", "push", "pull"),
         *("copy", "psfleet Adam", "found", "found or added", "pull", "push", "push"),
         *("push", "push", "push", "pull", "pull", "pull"),
         *("fill 50 x 2 in 16 bits", "pull 30 of them"),

@@ -13,16 +13,14 @@ driven_kernels.install()
 
 from psfleet.core.engine.kernels.device.cuda import table_kernels  # noqa: E402
 from tests.kernels.rule_cases import IS_FULL, RULE_CASES, SHAPES  # noqa: E402
-from tests.tables import compiled_kernels, device_rows, device_tables  # noqa: E402
-
-STEPS = 6
+from tests.tables import compiled_kernels, device_distinct, device_rows, device_tables  # noqa: E402
 
 
 def table_operations() -> set[str]:
     """The names of the kernels of tables, which no rule has a part in."""
     return {
         kernel.py_func.__name__
-        for name in ("cuda_index", "cuda_rows")
+        for name in ("cuda_index", "cuda_rows", "cuda_distinct")
         for kernel in vars(table_kernels(name)).values()
         if not getattr(kernel, "targetoptions", {"device": True}).get("device")
     }
@@ -41,7 +39,7 @@ def main() -> int:
         if type(spec.rule) in shaped or spec.entry or spec.precision != "float32":
             for seed in range(2):
                 wrong.append(device_rows.differ(number, seed, None))
-    checks = (device_rows.grow, device_rows.rebuild_in_place)
+    checks = (device_rows.grow, device_rows.rebuild_in_place, device_distinct.is_right)
     wrong += [check.__name__ for check in checks if not check()]
     wrong = [*filter(None, wrong)]
     missing = table_operations() - driven_kernels.names

@@ -88,6 +88,14 @@ _ROW_KERNELS: dict[str, tuple[Any, ...]] = {
     "packed_weights": (_U16, int64, _U64, _I64, int64, int64, *_FIRST, _FLAT),
 }
 
+_DISTINCT_KERNELS: dict[str, tuple[Any, ...]] = {
+    "claim": (_U64, int64, _U64, int64, _U32, _U32),
+    "lead": (_U32, _U32, int64, int64, _U8, _I64),
+    "place": (_I64, int64, _I64),
+    "number": (_U64, int64, int64, _U8, _I64, _U64, _U32),
+    "encode": (_U32, _U32, int64, _U32, _U32),
+}
+
 
 @dataclass(frozen=True)
 class Cubin:
@@ -140,7 +148,7 @@ def _numbers(pattern: re.Pattern[str], report: str) -> list[int]:
 
 def compile_table_ptx() -> dict[tuple[str, str], str]:
     """The same of each kernel of a sparse table that no rule has a part in, by its module and name."""
-    modules = {"index": _INDEX_KERNELS, "rows": _ROW_KERNELS}
+    modules = {"index": _INDEX_KERNELS, "rows": _ROW_KERNELS, "distinct": _DISTINCT_KERNELS}
     return {
         (name, kernel): ptx
         for name, kernels in modules.items()

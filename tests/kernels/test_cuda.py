@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
     "module",
     [
         *("kernels.cuda_agreement", "tables.device_tables", "tables.device_order"),
+        *("tables.device_distinct", "kernels.cuda_quick"),
         *(f"tables.device_rows {part} {ROW_PARTS}" for part in range(ROW_PARTS)),
     ],
 )

@@ -99,6 +99,7 @@ def atomic_cas(context, array, index, old, new):
 
 
 atomic_add, atomic_exch = _changed("add"), _changed("xchg")
+atomic_max = _changed("umax")  # of unsigned numbers
 
 
 class _ForTheProcessor(ast.NodeTransformer):
@@ -156,7 +157,7 @@ def _arithmetic(name: str) -> str:
 def load(stem: str, text: str) -> ModuleType:
     """A module of kernels for the processor."""
     tree = _ForTheProcessor().visit(ast.parse(text))
-    head = f"from numba import njit\nfrom {__name__} import atomic_add, atomic_cas, atomic_exch\n"
+    head = f"from numba import njit\nfrom {__name__} import atomic_add, atomic_cas, atomic_exch, atomic_max\n"
     helpers = (
         "".join((_KERNELS / name).read_text() for name in cuda._HELPERS)
         + Path(__file__).read_text()

@@ -5,6 +5,7 @@
     cuda.py               updates of dense arrays and rows by a rule
     cuda_text.py          generator of a rule's CUDA kernels
     cuda_index.py         index of a sparse table: find, add and remove ids
+    cuda_distinct.py      number the distinct ids of several pushes
     cuda_rows.py          read, write and initialise rows
     cuda_arithmetic.py    products and rounding with the bits of the CPU
 

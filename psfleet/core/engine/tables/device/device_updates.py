@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.core.engine.kernels.dedup import dedup
 from psfleet.core.engine.kernels.device.cuda import CudaUpdate, table_kernels
 from psfleet.core.engine.kernels.device.cuda_launch import to_device
 from psfleet.core.engine.kernels.device.cuda_queue import DeviceBuffers, DeviceQueue
@@ -22,6 +21,7 @@ from psfleet.core.engine.kernels.initial_values import initial_rows, initializer
 from psfleet.core.engine.kernels.number_formats import encode, pack_rows, rounded
 from psfleet.core.engine.kernels.row_format import RowColumn, RowFormat
 from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.device.device_distinct import DistinctIds
 from psfleet.core.engine.tables.device.device_rows import DeviceRowMemory
 from psfleet.core.engine.tables.row_update import RowValues
 
@@ -38,10 +38,14 @@ class MergedRows:
 
     Attributes:
         values: float32 [n * width] on the device, flat, in a buffer that later calls overwrite.
+        ids: Ids of the rows, uint64 [n] on the device, or None if they are only on the host.
     """
 
-    def __init__(self, values: Any, width: int, buffers: DeviceBuffers, queue: DeviceQueue) -> None:
+    def __init__(
+        self, values: Any, width: int, buffers: DeviceBuffers, queue: DeviceQueue, ids: Any = None
+    ) -> None:
         self.values = values
+        self.ids = ids
         self._width = width
         self._buffers = buffers
         self._queue = queue
@@ -85,6 +89,7 @@ class DeviceRowUpdate:
             row_scores=spec.scores if self._form.plain else 0,
         )
         self._buffers = DeviceBuffers(self._queue)
+        self._distinct = DistinctIds(self._queue)
         kind, low, span, stream = initializer_arguments(spec.initializer, spec.seed, spec.name)
         self._on_host = kind not in (CONSTANT, UNIFORM)
         # The kernel computes low + fraction * span. For a constant, adding -0.0 changes no value, not even
@@ -110,13 +115,14 @@ class DeviceRowUpdate:
         return new
 
     def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, MergedRows]:
-        union = dedup(np.concatenate([ids for ids, _ in parts]), 1)
-        ids, width = union.unique[0], self._spec.push_width
+        all_ids = np.concatenate([ids for ids, _ in parts]).view(np.uint64)
+        unique, all_codes = self._distinct.find(self._buffers.fill("all ids", all_ids))
+        ids, width = self._queue.read(unique).view(np.int64), self._spec.push_width
         sums = self._buffers.get("sums", (len(ids) * width,), np.float32)
         self._queue.zero(sums)
         start = 0
         for part_ids, rows in parts:
-            codes = self._buffers.fill("codes", union.inverse[start : start + len(part_ids)])
+            codes = all_codes[start : start + len(part_ids)]
             values = self._buffers.fill("gradients", rows.reshape(-1))
             self._queue.launch(
                 cuda_rows.merge, len(values), codes, len(values), width, values, sums
@@ -126,12 +132,13 @@ class DeviceRowUpdate:
         self._queue.launch(
             cuda_rows.scale, len(sums), sums, len(sums), width, self._spec.dim, factor
         )
-        return ids, MergedRows(sums, width, self._buffers, self._queue)
+        return ids, MergedRows(sums, width, self._buffers, self._queue, unique)
 
     def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
         memory, spec = self._memory, self._spec
         # All launches below go to one queue, so each sees the results of those before it.
-        device_ids = memory.send(ids)
+        sent = gradients.ids if isinstance(gradients, MergedRows) else None
+        device_ids = memory.send(ids) if sent is None else sent
         slots, fresh = memory.add(device_ids, np.array([step]))
         if fresh is not None:
             self._fill_new_rows(ids, device_ids, slots, fresh)
