@@ -190,9 +190,10 @@ class HostRowMemory(RowStore):
 
     @override
     def has_lines(self, count: int) -> bool:
-        # Worst case. Splits end at `max_chunks` chunks. After that, every chunk may be enlarged: its lines stay
-        # unused, and it takes twice as many, hence 3 * lines. To be enlarged again, from L lines to 2L, it
-        # needs L / 2 * 4 * FULL / 32 >= 1.4L further ids. That is 1.4 lines for each new id; 4 are reserved.
+        # Worst case. Splits end at `max_chunks` chunks. After that, every chunk may be enlarged: its lines
+        # stay unused, and it takes twice as many, hence 3 * lines. To be enlarged again, from L lines to 2L,
+        # it needs L / 2 * 4 * FULL / 32 >= 1.4L further ids. That is 1.4 lines for each new id; 4 are
+        # reserved.
         rows = self._words[NEXT_SLOT] + count
         max_chunks = rows // FEWEST_ROWS + 1 + self._words[EARLY_CHUNKS]
         lines = max(self._words[CHUNKS], max_chunks) * CHUNK_LINES
