@@ -65,8 +65,7 @@ _LEAST_GROWTH = 1 << 20
 _PART = 16  # a file grows by 1/16 more than is needed, so that it grows seldom
 _MAP_FIXED = 0x10
 _DONTNEED = 4  # MADV_DONTNEED
-_WAIT = 1  # SYNC_FILE_RANGE_WAIT_BEFORE
-_WRITTEN = _WAIT | 2 | 4  # and _WRITE, _WAIT_AFTER
+_WRITTEN = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -246,8 +245,8 @@ class DiskArena(Arena):
 
         Linux regards such pages as written. When it needs their memory, their changes are gone.
         """
-        # Waiting for a range behind the file waits for nothing, and reports errors of the whole file.
-        return bool(_libc.sync_file_range(self._file, self.size, 1, _WAIT))
+        # A range behind the file has nothing to write, and the call reports errors of the whole file.
+        return bool(_libc.sync_file_range(self._file, self.size, 1, _WRITTEN))
 
     def release_behind(self, end: int) -> None:
         """Release the memory after the first `end` bytes, in whole huge pages."""
