@@ -394,7 +394,8 @@ def test_pages_made_ahead_are_not_those_of_the_file(tmp_path: Path) -> None:
     disk.keep_ahead(4 << 20)
     disk.keep_ahead(near - PAGE)
     until(lambda: not arena._runs)
-    assert resident(disk, 4 << 20, 6 << 20) == 512
+    if disk.populate(0, PAGE):  # else Linux is older than 5.14
+        assert resident(disk, 4 << 20, 6 << 20) == 512
     assert resident(disk, near, near + disk.made) == 0
 
 

@@ -57,7 +57,8 @@ PAGE = 4096
 LEAST = 4 << 20
 """Bytes of rows that each table on disk may always hold in memory, even if memory is short.
 
-Without it, a table could not be trained once others have taken all memory. The number has not been measured.
+Without it, a table would keep next to no rows in memory once other tables have taken all of it. The number
+has not been measured.
 """
 # A file grows by at least 1 MiB, because each growth of a small file would allocate a few pages and copy two
 # arrays (DiskRowMemory.grow). Not measured.
