@@ -4,9 +4,11 @@ PSFLEET_TORTURE flips all bits of a log; otherwise it is one of each byte.
 """
 
 import os
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ from psfleet.core.engine.tables.dense import DenseTable
 from psfleet_server.coordinator.barriers import Arrival
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.journal import Journal
-from psfleet_server.durability.log import LogHeader, ServerLog, records
+from psfleet_server.durability.log import LogHeader, ServerLog, chained, records
 from tests.programs import ended
 from tests.server.seating import register
 
@@ -168,6 +170,52 @@ def test_a_failed_sync_ends_the_process(tmp_path: Path, step: str) -> None:
     assert process.returncode == 1
     assert process.stdout == ""
     assert "cannot be synced to disk: Invalid argument" in process.stderr
+
+
+def test_a_cut_that_is_given_up_is_gone_after_a_loss_of_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file's name leaves the disk before the record of the cut does. A replay would refuse the name
+    behind a file without that record."""
+    log = ServerLog(tmp_path / "log", HEADER, fsync=True)
+    opened, steps, contents = os.open, list[object](), list[bytes]()
+    log.forget()
+    log.append(10, [b"whole"])
+    new_file = tmp_path / "log.000001"
+
+    def open_(path: Any, *arguments: Any, **named: Any) -> int:
+        if path == new_file:
+            contents.append(new_file.read_bytes())
+            raise OSError(24, "Too many open files")
+        return opened(path, *arguments, **named)
+
+    def noted(name: str) -> None:
+        function = getattr(os, name)
+
+        def note(file: int, *arguments: Any) -> None:
+            function(file, *arguments)
+            what = "folder" if stat.S_ISDIR(os.fstat(file).st_mode) else "file"
+            steps.append((name, what, new_file.exists()))
+
+        monkeypatch.setattr(os, name, note)
+
+    for name in ("fsync", "fdatasync", "ftruncate"):
+        noted(name)
+    monkeypatch.setattr(os, "open", open_)
+    with pytest.raises(LogError, match="cannot be opened"):
+        log.turn(1, 1, [])
+    assert steps[-3:] == [
+        ("fsync", "folder", False),
+        ("ftruncate", "file", False),
+        ("fdatasync", "file", False),
+    ]
+    log.append(10, [b"later"])
+    log.close()
+    assert [bytes(body) for _, body, _, _ in chained(log.first)] == [b"", b"whole", b"later"]
+    monkeypatch.undo()
+    new_file.write_bytes(contents[0])
+    with pytest.raises(LogError, match="does not go on where the file before it ends"):
+        list(chained(log.first))
 
 
 def test_repeats_get_the_reply_of_before(tmp_path: Path) -> None:

@@ -48,6 +48,11 @@ class Slowing(Rule):
     def scalars(self, learning_rate, step):
         return rate(learning_rate, step), 1.0
 '''
+ADVANCE = """
+    def advance(self):
+        return slowing
+
+"""
 Write = Callable[[str], type[Rule]]
 
 
@@ -199,6 +204,16 @@ def test_what_a_definition_is(write: Write) -> None:
             r"'sgd', which is that of psfleet\.core\.engine\.rules\.momentum\.SGD",
         ),
         ('name = "slowing"', 'name = "Slowing!"', "'Slowing!'; a name has lower-case letters"),
+        (
+            "    def scalar",
+            f"{ADVANCE}    def scalar",
+            "has `advance`; give it `direction`, `measure` and `combine`",
+        ),
+        (
+            '(Slot("seen"),)\n',
+            f'(Slot("seen", per_unit=True),)\n{ADVANCE}    direction = measure = combine = advance\n',
+            "has `advance` and the slot 'seen' with per_unit=True",
+        ),
         ("h[0] * g, seen", "h[0] * (g, g), seen", r"the kernels of Slowing\(.*\) do not compile"),
     ],
 )

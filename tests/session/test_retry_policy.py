@@ -3,6 +3,7 @@
 import pytest
 
 from psfleet.core.base.errors import (
+    ConfigError,
     Gap,
     LaneLost,
     Later,
@@ -11,6 +12,7 @@ from psfleet.core.base.errors import (
     PsfleetError,
     ServerUnavailable,
 )
+from psfleet.core.base.settings.environment import Environment
 from psfleet_worker.session.retry_policy import NextAttempt, Patience, Retries
 
 PATIENCE = Patience(outage=10.0, room=5.0)
@@ -19,6 +21,18 @@ PATIENCE = Patience(outage=10.0, room=5.0)
 def after(retries: Retries, error: PsfleetError, now: float, inline: bool = True) -> NextAttempt:
     """The decision while nothing is being closed."""
     return retries.after(error, now, inline=inline, closing=False)
+
+
+@pytest.mark.parametrize("limit", ["outage", "start"])
+def test_an_outage_is_not_cut_off_by_the_wait_for_a_reply(limit: str) -> None:
+    """Limits that contradict each other are refused; those of every kind of job do not."""
+    with pytest.raises(
+        ConfigError, match="60 seconds for a reply and 90 for a server that cannot be"
+    ):
+        Patience(**{"outage": 1.0, "start": 1.0, "reply": 60.0, limit: 90.0})
+    for settings in ({}, {"replicas": 1}, {"durability": "log"}):
+        patience = Patience.of(Environment(**settings))
+        assert patience.reply >= max(patience.outage, patience.start)
 
 
 def test_pauses_grow_until_the_outage_is_over() -> None:

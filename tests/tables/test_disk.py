@@ -20,7 +20,7 @@ from psfleet.core.base.settings.environment import Environment
 from psfleet.core.engine.rules import SGD, make_rule
 from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
-from psfleet.core.engine.tables import disk_arena, disk_rows
+from psfleet.core.engine.tables import arena, disk_arena, disk_rows
 from psfleet.core.engine.tables.budget import MemoryBudget
 from psfleet.core.engine.tables.disk_arena import PAGE, DiskArena
 from psfleet.core.engine.tables.host_rows import HostRowMemory
@@ -31,6 +31,7 @@ from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from tests.tables.test_freezing import PLAIN, SPECS, change, content
 from tests.tables.test_freezing import read as read_frozen
 from tests.tables.test_sparse import SPEC, Model
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -195,6 +196,76 @@ table.pull_into(np.arange(40000), np.empty((40000, PLAIN.dim), np.float32))
     assert process.stderr.splitlines()[-1] == sentence
 
 
+@pytest.fixture
+def failing_disk(tmp_path: Path) -> list[str]:
+    """The beginning of a command that runs another one, for which `tmp_path / "disk"` is a file system of
+    200 MiB whose disk fails after 8 MiB."""
+    if os.geteuid() != 0 or not os.path.exists("/dev/loop-control"):
+        pytest.skip("only root may mount a file system")
+    words = (
+        f"cd {tmp_path} && mkdir -p backing disk && mount -t tmpfs -o size=8m none backing && "
+        "truncate -s 200m backing/image && mkfs.ext4 -q -O ^has_journal backing/image && "
+        'mount -o loop backing/image disk && exec "$@"'
+    )
+    command = ["unshare", "--mount", "sh", "-c", words, "sh"]
+    tried = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"this machine mounts no image: {tried.stderr}")
+    return command
+
+
+@pytest.mark.parametrize("limit", [6 << 20, 1 << 30], ids=["memory is short", "memory suffices"])
+def test_a_page_that_cannot_be_written_ends_the_process(
+    failing_disk: list[str], tmp_path: Path, limit: int
+) -> None:
+    """Linux forgets such a page after it has reported the error once, and then reads its old bytes."""
+    code = f"""
+import contextlib, os, numpy as np
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.tables.budget import MemoryBudget
+from psfleet.core.engine.tables.sparse import SparseTable
+spec = TableSpec("wide", "sparse", (1024,), make_rule("sgd", {{}}), every_row=True)
+host, own = MemoryBudget(limit={limit}), MemoryBudget(folder={str(tmp_path / "disk")!r})
+table = SparseTable(spec, 2**20, 1, host, "disk", own)
+values = np.ones((500, 1024), np.float32)
+file = os.open(f"/proc/self/fd/{{table._index._disk._file}}", os.O_RDWR)
+for first in range(0, 10_000, 500):
+    table.push(np.arange(first, first + 500), values, 0.1)
+    with contextlib.suppress(OSError):
+        os.fsync(file)  # as Linux does by itself, up to half a minute later
+print("lives on")
+"""
+    command = [*failing_disk, sys.executable, "-c", code]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.stdout == ""
+    assert process.returncode == 1, process.stderr
+    sentence = (
+        f"the disk of '{tmp_path}/disk' does not keep the rows of table 'wide'; start again from the "
+        "log or a snapshot"
+    )
+    assert process.stderr.splitlines()[-1] == sentence
+
+
+def test_ids_that_cannot_be_written_end_the_process() -> None:
+    """A row that compaction moves by the id of another row would be lost."""
+    code = """
+import os, numpy as np
+from tests.tables.test_disk import on_disk, disk_rows
+from tests.tables.test_freezing import PLAIN
+disk_rows.LEAST = 4096
+table = on_disk(PLAIN)
+os.dup2(os.open("/dev/null", os.O_RDWR), table._index._owners._file)
+for first in range(0, 40000, 4000):
+    table.push(np.arange(first, first + 4000), np.ones((4000, PLAIN.dim), np.float32), 0.1)
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 1, process.stderr
+    assert "does not keep the rows of table 't'" in process.stderr.splitlines()[-1]
+
+
 def test_a_file_stays_small_and_snapshots_hold_what_was() -> None:
     """Rows come and go ten times over: the file is not larger than for half as many rows again."""
     there, memory = on_disk(PLAIN), SparseTable(PLAIN)
@@ -279,8 +350,8 @@ def test_a_file_is_mapped_at_large_pages_of_memory(
     host, own = MemoryBudget(limit=limit), MemoryBudget(folder=os.environ["PSFLEET_DISK"])
     index = SparseTable(TableSpec("odd", "sparse", (7,), SGD()), 2**20, 1, host, "disk", own)._index
     assert isinstance(index, disk_rows.DiskRowMemory)
-    for arena in (index._disk, index._owners):
-        assert arena._near % (1 << 16) == 0 < arena._near
+    for file in (index._disk, index._owners):
+        assert file._near % (1 << 16) == 0 < file._near
 
 
 def test_requests_that_linux_has_no_room_for_are_repeated(tmp_path: Path) -> None:
@@ -303,6 +374,68 @@ def test_requests_that_linux_has_no_room_for_are_repeated(tmp_path: Path) -> Non
         again[:] = 0
         assert disk.transfer(True, at, content.ctypes.data + at, sizes)
         assert disk.transfer(False, at, again.ctypes.data + at, sizes)
+        assert again.tobytes() == content.tobytes()
+
+
+def resident(arena: DiskArena, start: int, end: int) -> int:
+    """Pages of these bytes that are in memory, in the page cache or in this process."""
+    pages = (ctypes.c_ubyte * ((end - start) // PAGE))()
+    libc = ctypes.CDLL(None)
+    assert libc.mincore(ctypes.c_void_p(arena.address + start), end - start, pages) == 0
+    return sum(page & 1 for page in pages)
+
+
+def test_pages_made_ahead_are_not_those_of_the_file(tmp_path: Path) -> None:
+    """The thread that makes them runs beside calls. If it read a page of the file that a call is writing past
+    the map, Linux could write the old page over the new rows."""
+    near = 8 << 20
+    disk = DiskArena(64 << 20, near, str(tmp_path), PAGE)
+    disk.grow(8 << 20)
+    disk.keep_ahead(4 << 20)
+    disk.keep_ahead(near - PAGE)
+    until(lambda: not arena._runs)
+    if disk.populate(0, PAGE):  # else Linux is older than 5.14
+        assert resident(disk, 4 << 20, 6 << 20) == 512
+    assert resident(disk, near, near + disk.made) == 0
+
+
+def test_released_memory_is_not_allocated_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread may come to a request only after the memory that it is for has been given back."""
+    requests: list[Any] = []
+    monkeypatch.setattr(arena, "make_pages", lambda *request: requests.append(request))
+    disk = DiskArena(64 << 20, 32 << 20, str(tmp_path), PAGE)
+    disk.keep_ahead(16 << 20)
+    disk.release_behind(8 << 20)
+    for allocate, start, end in requests:
+        allocate(start, end)
+    assert requests
+    assert disk.near_bytes_of(0) == 8 << 20
+    assert resident(disk, 8 << 20, 32 << 20) == 0
+
+
+def test_the_map_and_transfers_past_it_show_the_same_bytes(tmp_path: Path) -> None:
+    """Whether their pages are in the page cache or not, as long as they take turns."""
+    disk, count = DiskArena(8 << 20, 0, str(tmp_path), PAGE), 512
+    size = count * PAGE
+    disk.grow(size)
+    mapped = np.frombuffer(disk._map, np.uint8)[:size].reshape(count, PAGE)
+    content, dice = disk_rows._whole_pages(size).reshape(count, PAGE), np.random.default_rng(1)
+    content[:] = 0
+    for number in range(30):
+        pages = dice.choice(count, 60, replace=False)
+        content[pages] = number + 1
+        offsets, sizes = pages * PAGE, np.full(len(pages), PAGE)
+        if number % 3 == 2:  # as kernels do
+            mapped[pages] = number + 1
+            assert disk.drop()
+        else:
+            assert disk.transfer(True, offsets, content.ctypes.data + offsets, sizes)
+        assert mapped.tobytes() == content.tobytes()
+        again = disk_rows._whole_pages(size)
+        every = np.arange(count) * PAGE
+        assert disk.transfer(False, every, again.ctypes.data + every, np.full(count, PAGE))
         assert again.tobytes() == content.tobytes()
 
 

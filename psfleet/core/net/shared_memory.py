@@ -120,6 +120,7 @@ class SharedMemory:
             return None
         with contextlib.suppress(OSError):
             path = f"/proc/{offer.pid}/fd/{offer.descriptor}"
+            # O_NONBLOCK, because this may be any file by now, and some devices block when they are opened.
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 if not _is_ours(descriptor, offer.size):
@@ -133,6 +134,9 @@ class SharedMemory:
 
 class BlockAllocator:
     """Allocates blocks of a shared memory. Reuses freed blocks first, because they may still be in the cache.
+
+    Not thread-safe. A worker calls it in the training thread, where requests are filled and closed. Arrays
+    that NumPy releases in other threads wait in a queue of LaneMemory until the training thread frees them.
 
     Sizes are rounded up to a small set of sizes, and blocks are neither split nor merged. That suits a
     training loop, whose sizes repeat from step to step.

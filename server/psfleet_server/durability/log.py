@@ -265,6 +265,7 @@ class ServerLog:
                 # new file, because the next record goes to the old one.
                 with contextlib.suppress(OSError):
                     path.unlink()
+                self._sync_removal(path)
                 self._cut_off(end)
                 self._end, self._chain = end, chain
                 self._synced = min(self._synced, self.end)
@@ -404,6 +405,22 @@ class ServerLog:
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
             _log.critical(f"log {str(self.path)!r} cannot be synced to disk: {error.strerror}")
+            os._exit(1)
+
+    def _sync_removal(self, path: Path) -> None:
+        """Wait until the removal of a file's name is on the disk. If that fails, end the process.
+
+        Call it before the present file is shortened. After a loss of power between the two, a replay would
+        find a new file that does not begin where the file before it ends, and refuse the log.
+        """
+        if not self._fsync:
+            return
+        try:
+            files.sync(path.absolute().parent)
+        except OSError as error:
+            _log.critical(
+                f"the removal of log {str(path)!r} cannot be synced to disk: {error.strerror}"
+            )
             os._exit(1)
 
     def remove(self) -> None:
@@ -584,6 +601,8 @@ def _write(views: list[memoryview], file: int) -> None:
 
 def _lacks_page(body: NDArray[np.uint8], offset: int) -> bool:
     """Return True if `body`, at `offset` in its file, has only zeros on a whole page or on its last one."""
+    # The part before the first whole page is on the page of the record's head, which was not lost: the head
+    # was valid.
     starts = range(-offset % _PAGE, len(body), _PAGE)
     return not all(body[start : start + _PAGE].any() for start in starts)
 

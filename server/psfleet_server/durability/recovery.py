@@ -202,7 +202,7 @@ def _resume(state: ServerState, shard: Shard, coordinator: Coordinator | None) -
     All workers start their scripts again, so collectives are numbered from 1 again.
     """
     _become(state, shard, coordinator)
-    shard.rounds.go_back()
+    shard.rounds.go_back()  # the new scripts push the open round again
     # Scripts continue at the loop position in their own states of the snapshot, not at the position of the
     # last push.
     shard.workers.progress.clear()
@@ -216,6 +216,7 @@ def _resume(state: ServerState, shard: Shard, coordinator: Coordinator | None) -
         if consistency.mode is not None and consistency.switches:
             switch = ModeSwitch(consistency.switches, agreed_numbers(consistency.declared), {}, {})
         coordinator.collectives = CollectiveState(switch=switch)
+        # Scripts request their datasets again, perhaps with more epochs than the earlier job was to train.
         coordinator.dispatch.inherit()
 
 

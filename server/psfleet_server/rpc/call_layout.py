@@ -330,6 +330,8 @@ class CallPlan:
                 shapes.append((segment.table, "float32", shape))
             else:
                 _check(not shapes and abs(segment.learning_rate) <= LARGEST)
+                # One gradient for each table, as `read_request` requires too: `fit` checks all gradients
+                # before any is applied, and does not see rows that an earlier gradient would add.
                 _check(all(part.table is not table for part in self._updates))
                 table.spec.rule.scalars(segment.learning_rate, 1)  # some rules refuse a rate of 0
                 self.gradient_bytes += end - at
@@ -337,6 +339,7 @@ class CallPlan:
             part = _TablePart(table, accessor, ids, first + at, first + values, rate)
             (self._reads if is_read else self._updates).append(part)
             at = end
+        # A message must end behind its last segment, as `read_request` requires (`_Cursor.finish`).
         _check(
             self._reply_bytes <= longest and (memory is not None or at + -at % ALIGNMENT >= size)
         )
@@ -380,7 +383,8 @@ class CallPlan:
         else:
             opening, outs = self._openings.get((outcome, view)) or self._open(outcome, view)
             # No other thread has this copy yet, so the kernels may write into it although bytes are
-            # immutable.
+            # immutable. It is a copy only because `opening` is a bytearray: of bytes, `bytes` returns the
+            # same object, and the kernels would write into the prepared reply of all calls.
             message, size = bytes(opening), len(opening)
         first = 0 if outs is None else content_address(message)
         for number, part in enumerate(self._reads):
@@ -399,6 +403,7 @@ class CallPlan:
         outs = [len(opening) + start for start, _, _ in rooms]
         if len(self._openings) >= _MOST_OPENINGS:
             self._openings.clear()
+        # A bytearray, so that `respond` has to copy it.
         prepared = self._openings[outcome, view] = bytearray(opening + bytes(size)), outs
         return prepared
 

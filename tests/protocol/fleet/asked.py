@@ -22,7 +22,9 @@ class Asked:
     servers: tuple[str, ...] = ()
     is_answered: bool = False
     retries: Retries = field(
-        default_factory=lambda: Retries(_EVER, _EVER, Patience(room=_EVER, outage=_EVER), 0.0)
+        default_factory=lambda: Retries(
+            _EVER, _EVER, Patience(reply=_EVER, room=_EVER, outage=_EVER), 0.0
+        )
     )
 
 

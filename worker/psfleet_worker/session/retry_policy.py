@@ -4,10 +4,12 @@
     LaneLost                        at once, tensors in the message         if they were there already
     Later (a push came too early)   after 2 ms, the same bytes              after `seconds` of the call
     NoRoom (the log's disk is full) after 10 ms, doubled up to 1 s          after `Patience.room`
-    ServerUnavailable               the same pause, or the reconnect        after `outage` of the call
+    ServerUnavailable               the same pause, or the reconnect        after `outage` of the call*
       while its host accepts        the same pause                          after `seconds` of the call
-    NotReady (it restarts)          the same pause                          after `Patience.outage`, if longer
+    NotReady (it restarts)          the same pause                          after `Patience.outage` if longer*
     anything else                   none                                    at once
+
+    *and at the latest after `seconds` of the call, which include its outages
 
 A retry is safe because a push contains its sequence number: a server applies it only once. The policy is
 pure: errors and times come in, decisions come out. `ServerClient` makes the attempts.
@@ -16,6 +18,7 @@ pure: errors and times come in, decisions come out. `ServerClient` makes the att
 from dataclasses import dataclass
 
 from psfleet.core.base.errors import (
+    ConfigError,
     LaneLost,
     Later,
     NoRoom,
@@ -25,7 +28,9 @@ from psfleet.core.base.errors import (
 )
 from psfleet.core.base.settings.environment import Environment
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0  # seconds
+# Seconds. The first pauses are short, so that a call goes on soon after a standby has taken over, which takes
+# less than a second; later ones spare a server that restarts. Other values have not been measured.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
 # Seconds before a push that came too early is sent again. The server keeps no thread for it, and the marks of
 # a snapshot, for which it waits, mostly come within milliseconds (decision 18).
 _MOMENT = 0.002
@@ -38,12 +43,16 @@ class Patience:
     Attributes:
         wait: Limit of a wait for other workers: in rounds, barriers and reductions.
         reply: Limit for the reply of a server that has received the call, or that accepts connections but
-            sends nothing (its process may be stopped).
+            sends nothing (its process may be stopped). Outages during the call count too, so it must not be
+            shorter than `outage` and `start`.
         outage: Limit for a server that cannot be reached.
         start: Limit for reply and outage at the first contact, when the fleet is still starting.
         leave: Limit for an unreachable server when a worker reports that it has finished. A server that
             replies NotReady has restarted, and gets `outage` seconds.
         room: Limit for a server whose disk is full.
+
+    Raises:
+        ConfigError: `reply` is shorter than `outage` or `start`, and would cut it off.
     """
 
     wait: float = 600.0
@@ -52,6 +61,14 @@ class Patience:
     start: float = 120.0
     leave: float = 1.0
     room: float = 600.0
+
+    def __post_init__(self) -> None:
+        outage = max(self.outage, self.start)
+        if self.reply < outage:
+            raise ConfigError(
+                f"a worker may wait {self.reply:g} seconds for a reply and {outage:g} for a server that "
+                "cannot be reached; the former includes the latter, so make it as long"
+            )
 
     @classmethod
     def of(cls, environment: Environment) -> "Patience":
@@ -62,6 +79,8 @@ class Patience:
         """
         if not environment.keeps_log:
             return cls(outage=30.0, leave=5.0) if environment.replicas else cls()
+        # A restart may take `outage` twice, until the server accepts connections and until it is ready, and a
+        # minute is left for the reply.
         return cls(reply=300.0, outage=120.0, leave=15.0)
 
 
@@ -162,7 +181,8 @@ class Retries:
         if closing or now >= min(self.deadline, self._lost + outage):
             raise error
         if unready and not self._answered:
-            # The server is back, and will be ready soon: begin with short pauses again.
+            # The server is back, and will be ready soon: begin with short pauses again. Only once in a call,
+            # so that a server that dies again and again in its replay is not called every 10 ms.
             self._answered, self._pause = True, _FIRST_PAUSE
         return NextAttempt(self._next_pause(), lost=not unready)
 

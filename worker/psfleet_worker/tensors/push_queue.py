@@ -363,6 +363,7 @@ class PushQueue:
 
     def withdraw(self, push: FleetPush) -> None:
         """Make all servers drop a push that they hold for a round, and wait until they have dropped it."""
+        # All, because with rounds every server gets every push (`goes_to` is True for each), to count it.
         wait_all(
             [
                 client.start("Shard/Push", request.withdrawal())

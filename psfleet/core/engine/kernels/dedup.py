@@ -281,6 +281,8 @@ class BagSums:
     @cached_property
     def are_surely_finite(self) -> bool:
         """True if no sum can overflow, because the gradients of the bags are so small. Reads those alone."""
+        # An id occurs at most n times, and no value is above the norm. No scale is above 1 either: it is 1
+        # over the length of a bag, since `sums_later` makes no sums of weighted rows.
         flat = self.gradients.reshape(-1)
         return bool(float(np.vdot(flat, flat)) ** 0.5 * self._n < _LARGEST)
 
@@ -344,6 +346,7 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
         ShapeError: The batch is too long. A code has 32 bits for a server and a position, so the limit is
             2**31 - 1 ids for one or two servers, and halves each time the number of servers doubles.
     """
+    # One server needs no bits, but `_route_codes` shifts 32-bit numbers, for which C defines no shift by 32.
     n, shift = len(ids), 32 - max(1, (groups - 1).bit_length())
     if n >= 1 << shift:
         raise ShapeError(
@@ -352,9 +355,7 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
     if groups == 1 and n <= _FEW and len(set(ids.tolist())) == n:
         return UniqueIds([ids.copy()], _PLACES[:n], shift, is_plain=True)
     ids = _plain(ids)
-    # At least two entries of the hash table for each id, so that searches are short.
-    mask = (1 << max(8, (2 * n - 1).bit_length())) - 1
-    index, unique, codes, hashes = _scratch_for(n, mask)
+    mask, (index, unique, codes, hashes) = _scratch_for(n)
     counts = np.zeros(groups, np.int64)
     inverse = np.empty(n, np.uint32)
     route_codes = _route_codes(groups, shift)  # other threads may replace what the cache holds
@@ -404,9 +405,8 @@ def first_repeat(ids: Ids) -> int | None:
     if n <= _FEW and len(set(ids.tolist())) == n:
         return None
     ids = _plain(ids)
-    mask = (1 << max(8, (2 * n - 1).bit_length())) - 1
     # The filter uses the memory that `dedup` uses for distinct ids, which is large enough: 64 bits per entry.
-    index, bits, positions, hashes = _scratch_for(n, mask)
+    mask, (index, bits, positions, hashes) = _scratch_for(n)
     filter_mask = _FILTER * (mask + 1) - 1
     position = static_kernels("dedup").repeated(
         address_of(ids), n, hashes, bits, filter_mask, positions, index, mask
@@ -505,15 +505,19 @@ def _plain(array: NDArray[Any]) -> NDArray[Any]:
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
-def _scratch_for(n: int, mask: int) -> list[int]:
-    """Return the addresses of this thread's scratch: hash table, distinct ids, codes, hashes of a block.
+def _scratch_for(n: int) -> tuple[int, list[int]]:
+    """Return this thread's scratch for a batch of n ids.
 
-    Args:
-        n: Number of ids of the batch.
-        mask: Number of entries of the hash table less one.
+    Returns:
+        Number of entries of the hash table less one, a bit mask, and the addresses of the hash table, the
+        distinct ids, the codes, and the hashes of a block.
     """
+    # At least two entries of the hash table for each id, so that searches are short. The other three numbers
+    # of entries are then enough too. And at least 16 entries, because the kernel `repeated` clears a filter
+    # of _FILTER bits for each entry by words of 64 bits. Other sizes have not been measured.
+    mask = (1 << max(8, (2 * n - 1).bit_length())) - 1
     buffers = getattr(_scratch, "buffers", None)
-    if buffers is None or len(buffers[0]) <= mask or len(buffers[1]) < n:
+    if buffers is None or len(buffers[0]) <= mask:
         buffers = [
             np.empty(mask + 1, np.uint32),
             np.empty(mask + 1, np.int64),
@@ -522,4 +526,4 @@ def _scratch_for(n: int, mask: int) -> list[int]:
         ]
         _scratch.buffers, _scratch.addresses = buffers, [address_of(array) for array in buffers]
     addresses: list[int] = _scratch.addresses
-    return addresses
+    return mask, addresses

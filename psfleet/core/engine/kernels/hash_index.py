@@ -61,7 +61,7 @@ LINES = 0  # address of the lines of all chunks, in the order of the chunks' num
 ROWS = 1  # address of the rows' arena
 DIRECTORY = 2  # address of the directory: uint32, the number of a chunk for each part
 SHIFT = 3  # position >> SHIFT is the number of a position's part of the directory
-NEXT_SLOT = 4  # the first slot that has never had a row; slot 0 means no row
+NEXT_SLOT = 4  # the first slot (in memory) that has never had a row; slot 0 means no row
 CHUNKS = 5  # number of chunks; also the number that the next new chunk gets
 FREE_ROW = 6  # first free slot, or 0; the first word of a free row is the next free slot
 STRIDE = 7  # bytes of a row
@@ -405,7 +405,9 @@ def _make_room(d, hash_):
     """
     # `rows` counts the whole table, so a burst of similar hashes may split chunks only until the table has
     # FEWEST_ROWS rows for each chunk. It is NEXT_SLOT, which removals do not lower: they remove no chunks
-    # either. A chunk with just one part of the directory can be split after the directory has doubled.
+    # either. (It does not count rows in a file; for these DiskRowMemory raises EARLY_CHUNKS.) An enlarged
+    # chunk is never split: SCRATCH has no space for its lines. A chunk with just one part of the directory
+    # can be split after the directory has doubled.
     record = _record(d, _chunk_of(d, hash_))
     chunks = load_i64(d, CHUNKS) - load_i64(d, EARLY_CHUNKS)
     rows = load_i64(d, NEXT_SLOT)

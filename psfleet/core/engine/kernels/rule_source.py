@@ -60,6 +60,8 @@ from psfleet.core.engine.schema.table import DecaySpec
 CHUNK = 4096
 LANES = 64
 
+# These names are for the whole module: for the text generated here, and for dense.txt, push.txt and rest*.txt
+# behind it. rows_head.txt imports what only kernels of rows use.
 _HEAD = """\
 import math
 
@@ -69,8 +71,6 @@ from numba import float32, float64, int64, uint64, void
 from psfleet.core.engine.kernels.intrinsics import (fold, helper, inlined, kernel, load_f32, load_i64,
                                         load_lane, load_u64, prefetch, prefetch_write, read_f32,
                                         read_i64, store_f32, store_i64, store_lane, store_u64)
-from psfleet.core.engine.kernels.hash_index import (MARKS, NEXT_SLOT, REMOVED, ROWS, first_line, second_line)
-from psfleet.core.engine.kernels.hashing import mix
 
 ZERO = np.float32(0)
 """
@@ -255,8 +255,9 @@ class RuleSource:
             text += f"    h = h[:{self._numbers}] + combined(n, gradient, lanes, {pointers}, h)\n"
         text += f"    for i in range({count}):\n"
         if self._advances:
-            # `combined` has already updated the slots. It needed u for its sums but did not keep it for each
-            # weight, so u is computed again from the updated slots.
+            # `combined` has already updated and stored the slots, none of which the unit shares
+            # (`check_functions`). It needed the direction g for its sums but did not keep it for each weight,
+            # so g is computed again from the updated slots.
             body = "w = load_f32(p, i)\n" + self._directed(self._slots("i"))
             body += f"w, = {self._function}(w, g, h)\nstore_f32(p, i, w)\n"
             return text + indent(body, " " * 8)

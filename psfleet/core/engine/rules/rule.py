@@ -202,6 +202,7 @@ class Rule(NamedDefinition):
         direction(w, *slots, h) -> (u,)             the direction u of the update, from the updated slots
 
     u then replaces g, and the remaining functions have no slots: `measure(w, u, h)`, `rule(w, u, h) -> (w,)`.
+    All slots of such a rule have a value for each weight.
 
     Attributes:
         unit: Weights that are updated together and share sums and `per_unit` slots. "element": each weight by
@@ -283,8 +284,22 @@ def check_functions(rule: "Rule") -> None:
     """Refuse a rule with functions that cannot be compiled into kernels.
 
     Raises:
-        RuleError: A function uses a name, a number or a statement that kernels do not support.
+        RuleError: A function uses a name, a number or a statement that kernels do not support, or the rule
+            has `advance` without what belongs to it.
     """
+    if rule.advance() is not None:
+        # Kernels call `advance` where they compute the terms of the sums, once for each weight, and store all
+        # slots there. A slot that the unit shares would keep its first value.
+        if rule.measure() is None or rule.combine() is None or rule.direction() is None:
+            raise RuleError(
+                f"rule {rule.name!r} has `advance`; give it `direction`, `measure` and `combine` too"
+            )
+        for slot in rule.slots:
+            if slot.per_unit:
+                raise RuleError(
+                    f"rule {rule.name!r} has `advance` and the slot {slot.name!r} with per_unit=True; give "
+                    "the slot a value for each weight"
+                )
     for function in functions_of(rule):
         why = fault_of(function)
         if why:

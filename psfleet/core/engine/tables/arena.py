@@ -26,9 +26,10 @@ _runs = False
 _NORESERVE = 0x4000
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _PAGE = 2 << 20  # a huge page
-_SMALL = 4 << 20  # an arena with fewer bytes in use allocates no pages in advance
-AHEAD = 64 << 20  # largest number of bytes that are allocated in advance
-_PART = 64  # 1/64 of the bytes in use is allocated in advance, but at least one huge page
+# Pages are allocated in advance for 1/64 of the bytes in use, for at least one huge page and at most AHEAD.
+# 64 MiB for every large table would be 32 bytes a row with 2 M rows. Other values have not been measured.
+# Below _SMALL, a huge page in advance would be half of the memory or more.
+_PART, AHEAD, _SMALL = 64, 64 << 20, 4 << 20
 _NEAR = 16  # with so few mappings left below vm.max_map_count, that limit is the likely cause
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -84,6 +85,9 @@ class Arena:
     Huge pages (2 MiB) more than halve the cost of reading a random row, but even one huge page is more than a
     small table needs. So the arena uses ordinary pages until more than one huge page is in use.
 
+    The table's thread calls all methods, under the lock of the table. The background thread runs only
+    `_allocate_ahead`, which changes no attribute.
+
     Args:
         size: Bytes to reserve, rounded up to whole huge pages.
 
@@ -105,6 +109,9 @@ class Arena:
                 f"cannot reserve {size} bytes for a table ({error}); {_why()}"
             ) from error
         self.size = size
+        # Bytes of memory. Only DiskArena has fewer than `size`, and maps a file behind them.
+        self._near = size
+        # Bytes that are allocated or requested from the background thread. Only the table's thread writes it.
         self._made = 0
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._page = mmap.PAGESIZE
@@ -128,11 +135,27 @@ class Arena:
             False if Linux cannot do so (before 5.14); the pages are then allocated at first use.
         """
         self.expect(end)
-        first = start // _PAGE * _PAGE
-        size = min(-(-end // _PAGE) * _PAGE, self.size) - first
-        if first + size > self._made:  # else `keep_ahead` has counted these pages
-            self._made = first + size
+        first, end = self._whole_pages(start, end)
+        self._made = max(self._made, end)  # `keep_ahead` may have counted more
+        return self._allocate(first, end)
+
+    def _whole_pages(self, start: int, end: int) -> tuple[int, int]:
+        """Return the whole huge pages that contain bytes `start` to `end`: their start and end."""
+        # Linux before 6.7 may place the arena so that its real huge pages begin between these. At most one
+        # huge page is then allocated before it is counted.
+        return start // _PAGE * _PAGE, min(-(-end // _PAGE) * _PAGE, self._near)
+
+    def _allocate(self, first: int, end: int) -> bool:
+        """Allocate the pages of bytes `first` to `end`. Returns False if Linux cannot do so."""
+        size = end - first
         return size <= 0 or _libc.madvise(self.address + first, size, _POPULATE_WRITE) == 0
+
+    def _allocate_ahead(self, first: int, end: int) -> None:
+        """Allocate pages in the background thread that `keep_ahead` has requested."""
+        # The table's thread may have released the pages since (`DiskArena.release_behind` lowers `_made`). If
+        # it does so between this comparison and the allocation, one huge page more is in use than is counted.
+        if end <= self._made:
+            self._allocate(first, end)
 
     def bytes_of(self, end: int) -> int:
         """Return the memory that the arena takes if its first `end` bytes are in use, in whole pages."""
@@ -148,21 +171,26 @@ class Arena:
         """
         if end < _SMALL:
             return
-        ahead = min(max(end // _PART, _PAGE), AHEAD, most) // _PAGE * _PAGE
-        if not ahead or end + ahead // 2 < self._made:
+        # Not beyond the memory. Behind it a DiskArena maps a file, and the head of disk_arena.py says why no
+        # other thread may touch that.
+        ahead = min(max(end // _PART, _PAGE), AHEAD, most, self._near - end) // _PAGE * _PAGE
+        # Request pages again when half of them are in use, not at each push that takes a few bytes.
+        if ahead <= 0 or end + ahead // 2 < self._made:
             return
-        start, self._made = max(end, self._made), end + ahead
-        for page in range(start // _PAGE * _PAGE, end + ahead, _PAGE):
-            make_pages(self.populate, page, page + _PAGE)
+        self.expect(end + ahead)
+        start, goal = self._whole_pages(max(end, self._made), end + ahead)
+        self._made = goal
+        for page in range(start, goal, _PAGE):
+            make_pages(self._allocate_ahead, page, min(page + _PAGE, goal))
 
     def _advise(self, name: str) -> None:
-        """Call madvise with the flag of this name.
+        """Call madvise for the memory with the flag of this name.
 
         A system without huge pages refuses the call, which does no harm.
         """
         if hasattr(mmap, name):
             with suppress(OSError):
-                self._map.madvise(getattr(mmap, name))
+                self._map.madvise(getattr(mmap, name), 0, self._near)
 
 
 def _why() -> str:

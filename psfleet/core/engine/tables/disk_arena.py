@@ -7,7 +7,22 @@ MappedRowMemory is for rules that update every row at each step: moving single r
     address   |  memory (near bytes)  |  file, mapped: made bytes exist, the rest may not be touched  |
 
 If a mapped page cannot be read, Linux sends SIGBUS. The rows of that page are lost, so the signal handler
-ends the process (`end_for`), and a restart restores the rows from the log or a snapshot.
+ends the process (`end_for`), and a restart restores the rows from the log or a snapshot. If a page that was
+changed through the map cannot be written, Linux keeps quiet and may read its old bytes again later. So
+`drop` and `has_lost_writes` ask for such errors, and their callers end the process too.
+
+**Map and direct transfers of one file.** DiskRowMemory reads and writes its rows past the page cache
+(`transfer`, O_DIRECT), and a few kernels use the map of the same file, whose pages are in the page cache.
+open(2) advises against that mixture. These rules keep the two the same:
+
+- No access through the map overlaps a transfer in time: both are made under the lock of the table, and the
+  background thread of arena.py allocates no pages of the file. Overlapping, a fault could read a page just
+  before a transfer writes it, and Linux might then write the old page over the new rows.
+- A kernel that changes rows of the file through the map (`decay`) is followed by `drop`, which waits until
+  the changed pages are on the disk, where transfers read them. One that only reads (`rank`) is too.
+- `drop` may leave pages in the page cache, as Linux takes it for advice. These pages are not changed, and
+  Linux removes those that a direct write overlaps, before and after the write. So the next access through
+  the map reads a block's new rows, not those that it had before it was used again.
 """
 
 import ctypes
@@ -40,8 +55,14 @@ _log = log_of(__name__)
 PAGE = 4096
 """Unit of transfers past the page cache, in bytes. Pages of memory may be larger (`mmap.PAGESIZE`)."""
 LEAST = 4 << 20
-"""Bytes of rows that each table on disk may always hold in memory, even if memory is short."""
-_LEAST_GROWTH = 1 << 20  # a file grows by at least 1 MiB
+"""Bytes of rows that each table on disk may always hold in memory, even if memory is short.
+
+Without it, a table would keep next to no rows in memory once other tables have taken all of it. The number
+has not been measured.
+"""
+# A file grows by at least 1 MiB, because each growth of a small file would allocate a few pages and copy two
+# arrays (DiskRowMemory.grow). Not measured.
+_LEAST_GROWTH = 1 << 20
 _PART = 16  # a file grows by 1/16 more than is needed, so that it grows seldom
 _MAP_FIXED = 0x10
 _DONTNEED = 4  # MADV_DONTNEED
@@ -66,8 +87,15 @@ def end_for(why: str) -> NoReturn:
     """Log the reason and end the process: it has lost rows that only the log or a snapshot can restore."""
     text = f"{why}; start again from the log or a snapshot"
     _log.critical(text)
+    # Written as well as logged: without servers this ends a user's script, which may have sent psfleet's log
+    # elsewhere. (ServerLog._sync, which only logs, runs in a server, whose log is its standard error.)
     os.write(2, f"{text}\n".encode())
     os._exit(1)
+
+
+def end_for_rows(folder: str, table: str) -> NoReturn:
+    """End the process because the disk has not taken, or does not return, rows of this table."""
+    end_for(f"the disk of {folder!r} does not keep the rows of table {table!r}")
 
 
 # Installed with libc's `signal`: a handler set through Python's `signal` module runs only between bytecodes,
@@ -201,7 +229,7 @@ class DiskArena(Arena):
         """Write the pages that were changed through the map, and remove all pages of the file from memory.
 
         Returns:
-            True if the pages were written.
+            True if all pages that were changed until now have been written.
         """
         # The order matters: write, then unmap, because Linux drops only clean, unmapped pages.
         success: bool = _libc.sync_file_range(self._file, 0, self.made, _WRITTEN) == 0
@@ -212,6 +240,14 @@ class DiskArena(Arena):
     def unmap(self) -> None:
         """Remove the pages of the file from this process's page table. Linux writes changed pages later."""
         _libc.madvise(self.address + self._near, self.made, _DONTNEED)
+
+    def has_lost_writes(self) -> bool:
+        """Return whether Linux failed to write pages, changed through the map, since this was last asked.
+
+        Linux regards such pages as written. When it needs their memory, their changes are gone.
+        """
+        # A range behind the file has nothing to write, and the call reports errors of the whole file.
+        return bool(_libc.sync_file_range(self._file, self.size, 1, _WRITTEN))
 
     def release_behind(self, end: int) -> None:
         """Release the memory after the first `end` bytes, in whole huge pages."""
@@ -240,7 +276,7 @@ class MappedRowMemory(HostRowMemory):
     def __init__(
         self, spec: TableSpec, max_rows: int, host: MemoryBudget, own: MemoryBudget
     ) -> None:
-        self._folder = own.folder
+        self._folder, self._table = own.folder, spec.name
         super().__init__(PackedRows(spec).width, max_rows, True, spec.entry is not None)
         assert isinstance(self._rows, DiskArena)
         self._disk = self._rows
@@ -272,10 +308,16 @@ class MappedRowMemory(HostRowMemory):
 
     @override
     def keep_ahead(self, available: int | None = None) -> None:
+        # Index lines are allocated ahead; rows are not, since the arena of the rows has no memory of its own.
+        super().keep_ahead(available)
         # Kernels read and write all rows through the map, and Linux keeps their pages in memory. Drop the
         # pages if the budget has no memory for all of them.
         if available is not None and self._disk.made > available:
-            self._disk.drop()
+            lost = not self._disk.drop()
+        else:
+            lost = self._disk.has_lost_writes()
+        if lost:
+            end_for_rows(self._folder, self._table)
 
 
 def row_pad(spec: TableSpec) -> int:

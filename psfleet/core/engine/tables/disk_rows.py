@@ -15,8 +15,8 @@ memory is short, rows that have not been used recently (CLOCK algorithm) are wri
 file, many at a time. A block is a number of rows that fills whole pages.
 
 The file is a cache without a name: it disappears with the process, and only a snapshot or the log restores
-its rows. An I/O error therefore ends the process (`end_for`). All methods run under the lock of the table.
-docs/decisions/0030-rows-on-disk.md has the reasons and the measurements.
+its rows. An I/O error therefore ends the process (`end_for_rows`). All methods run under the lock of the
+table. docs/decisions/0030-rows-on-disk.md has the reasons and the measurements.
 """
 
 import mmap
@@ -50,7 +50,7 @@ from psfleet.core.engine.tables.disk_arena import (
     PAGE,
     DiskArena,
     block_rows,
-    end_for,
+    end_for_rows,
     row_pad,
 )
 from psfleet.core.engine.tables.host_rows import HostRowMemory, HostScores
@@ -80,7 +80,8 @@ class DiskRowMemory(HostRowMemory):
 
     A block of the file is always written whole. When one of its rows moves to memory, the block has a gap,
     and it is written again only when all its rows are gone. So no row is ever overwritten in place, and a
-    read of the file never returns old data.
+    read of the file never returns old data. (One exception: `decay` changes rows through the map. The head of
+    disk_arena.py says why transfers and the map show the same bytes.)
 
     Args:
         spec: Definition of the table.
@@ -389,6 +390,7 @@ class DiskRowMemory(HostRowMemory):
         self._moves.settle(self.address, ids, slots, self._far, *arrays)
         # `settle` has written ids through the map, which takes memory. Unmapped pages can leave memory.
         self._owners.unmap()
+        self._check_transfer(not self._owners.has_lost_writes())
         self._traffic.written += len(ids)
 
     def _slots(self, blocks: Ids) -> Ids:
@@ -436,12 +438,14 @@ class DiskRowMemory(HostRowMemory):
 
     def _check_transfer(self, success: bool) -> None:
         if not success:
-            end_for(
-                f"the disk of {self._own.folder!r} does not keep the rows of table {self._table!r}"
-            )
+            end_for_rows(self._own.folder, self._table)
 
     def drop(self) -> None:
-        """Write the file's pages that kernels have changed, and remove the file's pages from memory."""
+        """Write the file's pages that kernels have changed, and remove the file's pages from memory.
+
+        Call it after each use of the map: direct reads then find what was changed through the map, and no
+        pages take memory beside the rows that the budget counts (see the head of disk_arena.py).
+        """
         self._check_transfer(self._disk.drop())
 
     @override

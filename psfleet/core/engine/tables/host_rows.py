@@ -70,6 +70,8 @@ _CHUNK_BYTES = CHUNK_LINES * 64
 # Index lines reserved for each row. Random ids take half a line; the rest is address space for ids whose
 # hashes are similar, and takes no memory until it is used.
 _LINES = 8
+# Splits that are allowed before the table has rows for them (hash_index.py), at most. A small table gets
+# fewer (see __init__), so that its first rows do not take more memory than all its rows will need.
 _EARLY_CHUNKS = 64  # more than the number of levels of a directory of 31 bits
 _EARLY_PARTS = 3 << 19  # as many as 2**28 rows have
 
@@ -127,6 +129,9 @@ class HostRowMemory(RowStore):
         self._d[[LIVE, SCRATCH]] = address_of(self._live), address_of(self._scratch)
         self._d[[NEXT_SLOT, SHIFT, STRIDE]] = 1, FIRST_LEVEL, self._row
         self._d[FULL] = FULL_TO_READ if only_read else FULL_TO_CHANGE
+        # A ninth of the chunks that `max_rows` random ids fill (460 rows each), and 8 parts
+        # (LARGEST_DIRECTORY) for each 512 rows. Both are far below what `_most` has reserved. Other shares
+        # were not compared.
         self._d[EARLY_CHUNKS] = min(self.max_rows // 4096 + 4, _EARLY_CHUNKS)
         self._d[EARLY_PARTS] = min(self.max_rows // 64, _EARLY_PARTS)
         self.address = address_of(self._d)
@@ -150,6 +155,8 @@ class HostRowMemory(RowStore):
 
     def _most_rows(self, row: int) -> int:
         """Return an upper bound for the number of rows of `row` bytes: twice the machine's memory."""
+        # So that the address space is enough for hundreds of wide tables, whose default is 2**28 rows. Twice
+        # is a margin; nothing was measured.
         memory = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
         return max(2 * memory // row, _FEWEST_ROWS)
 
@@ -183,8 +190,10 @@ class HostRowMemory(RowStore):
 
     @override
     def has_lines(self, count: int) -> bool:
-        # Worst case: every chunk is enlarged once, which leaves its old lines unused (hence 3 times), and the
-        # chunks of the new ids once more.
+        # Worst case. Splits end at `max_chunks` chunks. After that, every chunk may be enlarged: its lines
+        # stay unused, and it takes twice as many, hence 3 * lines. To be enlarged again, from L lines to 2L,
+        # it needs L / 2 * 4 * FULL / 32 >= 1.4L further ids. That is 1.4 lines for each new id; 4 are
+        # reserved.
         rows = self._words[NEXT_SLOT] + count
         max_chunks = rows // FEWEST_ROWS + 1 + self._words[EARLY_CHUNKS]
         lines = max(self._words[CHUNKS], max_chunks) * CHUNK_LINES
@@ -237,6 +246,9 @@ class HostRowMemory(RowStore):
 
     @override
     def keep_ahead(self, available: int | None = None) -> None:
+        # Pages in advance count as taken, and all tables share what is available. An eighth was not measured.
+        # The other arrays need at most 8 bytes a row (MARKS), so a push meets a new huge page of them, and
+        # waits 2 ms for it, once in 262,144 new rows.
         max_bytes = AHEAD if available is None else max(available, 0) // 8
         self._rows.keep_ahead(self._words[NEXT_SLOT] * self._row, max_bytes)
         self._lines.keep_ahead(self._words[CHUNKS] * _CHUNK_BYTES, max_bytes)
@@ -280,7 +292,7 @@ class HostRowMemory(RowStore):
         """Add 1 to the counter of each id, and remove ids whose counter reaches `threshold`.
 
         Only for a memory whose rows are one uint32, the counter (CandidateCounts uses it). A new id starts at
-        0.
+        0. Images are not told (`keep`), because no snapshot makes one of candidates: it copies them all.
 
         Args:
             ids: int64 [n], without repeats.
@@ -352,6 +364,7 @@ class HostRowMemory(RowStore):
 
     @override
     def scatter(self, slots: NDArray[np.int64], rows: Floats) -> None:
+        # No `keep`, which goes by ids: `find_or_add` has called it when it returned these slots.
         self._kernels.scatter(
             self.address, address_of(slots), len(slots), self._width, address_of(rows)
         )

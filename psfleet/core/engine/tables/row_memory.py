@@ -37,7 +37,9 @@ Keys = NDArray[np.uint64]
 
 EVERY = (0, SEGMENT_COUNT)
 """All segments."""
-ROW_BYTES = 34  # largest number of index bytes per row, if ids are random
+# Index bytes that a budget counts for each new row: more than the 31.5 to 33.4 bytes that a growing table
+# with random ids was measured to take (docs/decisions/0003-sparse-rows.md). Chosen ids may take more.
+ROW_BYTES = 34
 _BINS = 4096  # bins of the histogram of ages
 
 
@@ -220,7 +222,7 @@ class RowMemory(ABC):
 
     @abstractmethod
     def scatter(self, slots: Ids, rows: Floats) -> None:
-        """Overwrite the rows at these positions with float32 [n, width]."""
+        """Overwrite the rows at these positions, as returned by `find_or_add`, with float32 [n, width]."""
 
     def put(self, ids: Ids, steps: Ids, rows: Floats) -> None:
         """Write the rows of these ids, adding new ids, and record the step of each row's last push."""

@@ -5,7 +5,8 @@ A step runs in the caller's thread:
     check the feed -> early records -> pull -> forward -> backward -> late records -> push
 
 Early records are operations that compute the ids of look-ups from the feed alone. After them, one pull can
-bring the dense parameters and all rows. With `read_ahead`, the pull of the next step starts before this
+bring the dense parameters and all rows. Late records compute with gradients, such as a norm that the script
+fetches. With `read_ahead`, the pull of the next step starts before this
 step's forward pass, and runs while the step computes. `core/graph/program/run.py` makes the plan and runs the
 records.
 
@@ -323,6 +324,9 @@ class Executor:
                 if gradients.get(variable) is not None
             ]
             loss = None if update.loss is None else float(gradients[update.loss].item())
+            # In a pipeline, stages add up their squared norms for clipping by the global norm. All parameters
+            # are named, not only those of this stage (`values`): all stages add in the order of the names, so
+            # that the norm has the bits of a run in one process.
             with shared_norms([parameter.name for parameter, _ in update.params_grads]):
                 update.optimizer.apply_values(values, samples=samples, loss=loss)
         # Runs without updates count too, because dropout draws its mask from the number of the step.

@@ -13,14 +13,18 @@ from functools import lru_cache
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_SIZE = 9
-LARGEST_TAKEN = 2**22  # longest frame that this package accepts, in bytes
+# Longest frame that this package accepts, in bytes. The protocol allows 16 MiB. Other limits have not been
+# measured: a longer frame saves only 9 bytes for each 4 MiB.
+LARGEST_TAKEN = 2**22
 LARGEST_WINDOW = 2**31 - 1
 _HEAD = struct.Struct(">HBBBI")  # length (upper 16 bits, lower 8), type, flags, stream
 _MESSAGE_HEAD = struct.Struct(">HBBBIBI")  # the same, then gRPC's prefix: compressed, length
 MESSAGE_HEAD_SIZE = _MESSAGE_HEAD.size
 _SETTING = struct.Struct(">HI")
 _WORD = struct.Struct(">I")
-_LONGEST = 16 << 10  # bytes of settings, or of a GOAWAY frame
+# Longest frame of settings, or of a GOAWAY frame, in bytes. No peer has reason to send as many: settings are
+# 6 bytes each, and only the first 4 bytes of a GOAWAY are used. A reader's buffer must hold such a frame.
+LONGEST_CONTROL = 16 << 10
 _SETTING_SIZE = 6
 _GOAWAY_SIZE = 8
 
@@ -222,9 +226,9 @@ def _is_size(kind: int, flags: int, length: int) -> bool:
     if kind == SETTINGS:
         if flags & ACK:
             return length == 0
-        return length % _SETTING_SIZE == 0 and length <= _LONGEST
+        return length % _SETTING_SIZE == 0 and length <= LONGEST_CONTROL
     if kind == GOAWAY:
-        return _GOAWAY_SIZE <= length <= _LONGEST
+        return _GOAWAY_SIZE <= length <= LONGEST_CONTROL
     return length == _SIZES.get(kind, length)
 
 

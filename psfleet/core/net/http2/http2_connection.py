@@ -14,8 +14,10 @@ from psfleet.core.net.http2.frames import (
     StreamError,
 )
 from psfleet.core.net.http2.header_blocks import MAX_HEADERS, NO_TABLE, HeaderReader
-from psfleet.core.net.http2.socket_transport import Transport
+from psfleet.core.net.http2.socket_transport import BUFFER, Transport
 
+# `read_bytes` returns a whole control frame, or the headers in one frame, which the buffer must hold.
+assert max(frames.LONGEST_CONTROL, MAX_HEADERS) <= BUFFER
 # CONTINUATION frames of one header block. A block of MAX_HEADERS bytes fits into a single frame even of the
 # smallest MAX_FRAME_SIZE, so a correct client hardly needs any.
 _MOST_FRAGMENTS = 64

@@ -28,7 +28,12 @@ _TIMEVAL = int(_TICK).to_bytes(8, "little") + int(_TICK % 1 * 1e6).to_bytes(8, "
 _RECORD = 16 << 10  # longest content of a TLS record, in bytes
 
 
-_BUFFER = 64 << 10  # bytes of a reader's buffer
+BUFFER = 64 << 10
+"""Bytes of a reader's buffer, the most that `read_bytes` returns.
+
+http2_connection.py asserts that each frame that it reads at once fits.
+"""
+
 _UNREAD = 32 << 10  # bytes skipped at a time; must fit into the buffer
 
 
@@ -356,7 +361,7 @@ class BufferedReader:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self._buffer = bytearray(_BUFFER)
+        self._buffer = bytearray(BUFFER)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
 
@@ -367,7 +372,7 @@ class BufferedReader:
         """
 
     def read_bytes(self, size: int) -> bytes:
-        """Return the next `size` bytes. `size` must not exceed the buffer, 64 KiB."""
+        """Return the next `size` bytes. `size` must not exceed BUFFER, 64 KiB."""
         while self._end - self._start < size:
             self._fill(size)
         start = self._start
@@ -390,7 +395,7 @@ class BufferedReader:
         target[:here] = self._view[self._start : self._start + here]
         self._start += here
         while here < len(target):
-            if len(target) - here < _BUFFER // 4:  # a short end: read it together with what follows
+            if len(target) - here < BUFFER // 4:  # a short end: read it together with what follows
                 self._fill(len(target) - here)
                 self.read_into(target[here:])
                 return
@@ -401,7 +406,7 @@ class BufferedReader:
         """Read more bytes into the buffer. Moves its content if `size` bytes do not fit after `_start`."""
         if self._start == self._end:
             self._start = self._end = 0
-        elif self._start + size > _BUFFER:
+        elif self._start + size > BUFFER:
             unread_bytes = self._end - self._start
             self._view[:unread_bytes] = bytes(self._view[self._start : self._end])
             self._start, self._end = 0, unread_bytes

@@ -30,9 +30,9 @@ IN_REGISTERS = DIM % 8 == 0 and DIM <= 128
 
 
 def adding(factor, ahead):
-    """Return the kernel add(codes, start, end, n, shift, bases, factors, to, goes_on), which sums rows.
+    """Return the kernel add(codes, start, end, n, shift, bases, factors, to), which sums rows.
 
-        float32 [DIM] at `to` = (the same if goes_on else 0) + sum of factor * row(code) over codes[start:end]
+        float32 [DIM] at `to` = 0 + sum of factor * row(code) over codes[start:end]
 
     The rows are added in this order. n is the number of all codes, and bases, int64 [groups], the address of
     each group's rows.
@@ -45,11 +45,10 @@ def adding(factor, ahead):
         return adding_in_registers(factor, ahead)
 
     @helper
-    def add(codes, start, end, n, shift, bases, factors, to, goes_on):
+    def add(codes, start, end, n, shift, bases, factors, to):
         low = (int64(1) << shift) - 1
-        if goes_on == 0:
-            for k in range(DIM):
-                store_f32(to, k, float32(0))
+        for k in range(DIM):
+            store_f32(to, k, float32(0))
         for at in range(start, end):
             # Up to n and not to `end`: a bag may have few ids, and the rows of the next bag follow.
             if ahead != 0 and at + ahead < n:
@@ -82,9 +81,9 @@ def adding_in_registers(factor, ahead):
     vector = ir.VectorType(ir.FloatType(), DIM)
 
     @intrinsic
-    def add(context, codes, start, end, n, shift, bases, factors, to, goes_on):
+    def add(context, codes, start, end, n, shift, bases, factors, to):
         def generate(context, builder, signature, arguments):
-            codes, start, end, n, shift, bases, factors, to, goes_on = arguments
+            codes, start, end, n, shift, bases, factors, to = arguments
             low = builder.sub(builder.shl(word(1), shift), word(1))
             # This writes LLVM's code directly, so it cannot use the helpers `prefetch` and `load_f32`.
             fetch = cgutils.get_or_insert_function(
@@ -103,13 +102,9 @@ def adding_in_registers(factor, ahead):
                 base = load(word, bases, builder.lshr(code, shift))
                 return builder.add(base, builder.mul(builder.and_(code, low), word(4 * DIM)))
 
-            zeros = ir.Constant(vector, [0.0] * DIM)
-            first = builder.select(
-                builder.icmp_signed("!=", goes_on, word(0)), load(vector, to, word(0)), zeros
-            )
             # LLVM's variables are memory at first. It turns this one into registers, because nothing takes
             # the variable's address.
-            total = cgutils.alloca_once_value(builder, first)
+            total = cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * DIM))
             with cgutils.for_range_slice(builder, start, end, word(1), word) as (at, _):
                 if ahead:
                     # Behind the last code, prefetch the present row once more: that needs no branch.
@@ -134,7 +129,7 @@ def adding_in_registers(factor, ahead):
             store.align = 1
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 9), generate
+        return types.void(*[types.int64] * 8), generate
 
     return add
 
@@ -155,9 +150,9 @@ def pool(inverse, n, shift, rows, ends, bags, weights, scales, out):
         to = out + b * (4 * DIM)
         end = load_i64(ends, b)
         if weights == 0:
-            add_rows(inverse, at, end, n, shift, rows, 0, to, 0)
+            add_rows(inverse, at, end, n, shift, rows, 0, to)
         else:
-            add_weighted(inverse, at, end, n, shift, rows, weights, to, 0)
+            add_weighted(inverse, at, end, n, shift, rows, weights, to)
         at = end
         if scales != 0:
             scale = read_f32(scales, b)
@@ -260,6 +255,6 @@ def sum_sorted(work, count, n, first, last, base, scales, sums):
         start, end = int64(load_u32(work, number)), int64(load_u32(work, number + 1))
         to = sums + (number - first) * (4 * DIM)
         if scales == 0:
-            add_bags(order, start, end, n, 32, base, 0, to, 0)
+            add_bags(order, start, end, n, 32, base, 0, to)
         else:
-            add_scaled(order, start, end, n, 32, base, scales, to, 0)
+            add_scaled(order, start, end, n, 32, base, scales, to)

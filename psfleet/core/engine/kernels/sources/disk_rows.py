@@ -268,7 +268,8 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
     events, idle = request_addresses + AT_ONCE * 8, request_addresses + AT_ONCE * (8 + EVENT)
     for k in range(AT_ONCE):
         store_i64(idle, k, k)
-    # at, batch: the requests at positions `at` to `batch` - 1 of the batch have not been submitted yet.
+    # at, batch: the requests at positions `at` to `batch` - 1 of the batch have not been submitted yet. No
+    # request is added behind them once `at` has moved: `request_addresses` has space for AT_ONCE positions.
     free, next_range, complete, at, batch = AT_ONCE, 0, 0, 0, 0
     while complete < n:
         if at == batch:
