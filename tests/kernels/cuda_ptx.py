@@ -90,7 +90,7 @@ _ROW_KERNELS: dict[str, tuple[Any, ...]] = {
 
 _DISTINCT_KERNELS: dict[str, tuple[Any, ...]] = {
     "claim": (_U64, int64, _U64, int64, _U32, _U32),
-    "lead": (_U32, _U32, int64, int64, _U8, _I64),
+    "flag": (_U32, _U32, int64, int64, _U8, _I64),
     "place": (_I64, int64, _I64),
     "number": (_U64, int64, int64, _U8, _I64, _U64, _U32),
     "encode": (_U32, _U32, int64, _U32, _U32),

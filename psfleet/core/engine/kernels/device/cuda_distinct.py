@@ -4,11 +4,11 @@ For the ids 7 3 and 7 9 of two pushes, in the order of the launches:
 
     claim      entries   4 1 4 2      entry of each id in a hash table
                latest    . 3 1 . 4    by entry: number of all ids minus the position of its first id
-    lead       leads     1 1 0 1      1 where an id occurs for the first time
-               counts    2 1          leads in each chunk of ids, here of 2
-    place      starts    0 2 3        leads before each chunk, and all leads
+    flag       firsts    1 1 0 1      1 where an id occurs for the first time
+               counts    2 1          number of these in each chunk of ids, here of 2
+    place      starts    0 2 3        number of these before each chunk, and in all
     number     unique    7 3 9        the distinct ids
-               numbers   0 1 . 2      number of each lead among them
+               numbers   0 1 . 2      number among them, where an id occurs for the first time
     encode     codes     0 1 0 2      number of each id among the distinct ids
 
 The entry of an id depends on the order in which threads run, but only equal ids have the same entry, and
@@ -44,15 +44,15 @@ def claim(keys, mask, ids, n, entries, latest):
 
 
 @cuda.jit
-def lead(entries, latest, n, shift, leads, counts):
-    """Write leads[i] = 1 if id i occurs for the first time, else 0, and count these ids by chunk.
+def flag(entries, latest, n, shift, firsts, counts):
+    """Write firsts[i] = 1 if id i occurs for the first time, else 0, and count these ids by chunk.
 
     shift: chunk c has the ids c << shift to ((c + 1) << shift) - 1. counts: int64 [chunks], 0 at first.
     """
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
-        is_lead = int64(latest[entries[i]]) == n - i
-        leads[i] = is_lead
-        if is_lead:
+        is_first = int64(latest[entries[i]]) == n - i
+        firsts[i] = is_first
+        if is_first:
             cuda.atomic.add(counts, i >> shift, 1)
 
 
@@ -67,14 +67,14 @@ def place(counts, chunks, starts):
 
 
 @cuda.jit
-def number(ids, n, shift, leads, starts, unique, numbers):
+def number(ids, n, shift, firsts, starts, unique, numbers):
     """Write the ids that occur for the first time, in order, and for each its number among them."""
     for i in range(cuda.grid(1), n, cuda.gridsize(1)):
-        if leads[i] != 0:
+        if firsts[i] != 0:
             chunk = i >> shift
             position = starts[chunk]
             for before in range(chunk << shift, i):
-                position += leads[before]
+                position += firsts[before]
             unique[position] = ids[i]
             numbers[i] = uint32(position)
 

@@ -1,10 +1,11 @@
 """Arrays of a CUDA device and launches of compiled kernels, by direct calls of the driver.
 
 numba compiles the kernels. Its dispatcher can launch them too, but takes 60 us of Python for a launch and 30
-us for a view of an array. A push of a few thousand rows would spend most of its time there. So a `Launch` has
-the arguments of one kernel ready in the form in which the driver reads them, rewrites those that differ from
-the launch before, and calls `cuLaunchKernel` of NVIDIA's bindings (cuda.bindings). `CudaArray` is the array
-for such arguments. numba's simulator has no driver: there arrays are numba's, and no `Launch` is made.
+us for a view of an array. A push of a few thousand rows would spend most of its time there. So a
+`KernelLaunch` has the arguments of one kernel ready in the form in which the driver reads them, rewrites
+those that differ from the launch before, and calls `cuLaunchKernel` of NVIDIA's bindings (cuda.bindings).
+`CudaArray` is the array for such arguments. numba's simulator has no driver: there arrays are numba's, and no
+`KernelLaunch` is made.
 
 An argument of a kernel is one or several parameters of the compiled code, each in a word of 8 bytes:
 
@@ -160,10 +161,10 @@ class DeviceStream:
     def __init__(self) -> None:
         self.stream = cuda.stream()
         self.handle = self.stream.handle
-        self.launches: dict[Any, Launch] = {}
+        self.launches: dict[Any, KernelLaunch] = {}
 
 
-class Launch:
+class KernelLaunch:
     """One kernel, compiled for the types of its arguments, with memory for the arguments of a launch.
 
     The driver copies the arguments before a launch returns, so the memory is free for the next one. Not
@@ -206,7 +207,7 @@ class Launch:
         return type(argument), numbers, positions if is_tuple else positions[0]
 
     def fill(self, arguments: Sequence[Any]) -> bool:
-        """Write the arguments of the next launch. Return False if their types need another `Launch`.
+        """Write the arguments of the next launch. Return False if their types need another `KernelLaunch`.
 
         Only arguments that differ from those of the launch before are written. Most are the same objects:
         arrays of the table, scratch memory, and sizes.

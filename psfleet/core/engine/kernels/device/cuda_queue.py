@@ -31,7 +31,7 @@ from psfleet.core.engine.kernels.device.cuda_arithmetic import SIMULATED
 from psfleet.core.engine.kernels.device.cuda_launch import (
     CudaArray,
     DeviceStream,
-    Launch,
+    KernelLaunch,
     call,
     clear,
     empty,
@@ -147,19 +147,19 @@ class DeviceOperations:
         launch.start(blocks, threads, stream.handle)
 
 
-def _compiled(kernel: Any, arguments: Any) -> Launch:
+def _compiled(kernel: Any, arguments: Any) -> KernelLaunch:
     """Return a kernel ready for arguments of these types, compiled or from the cache.
 
     If the compiled code on disk is damaged, the code is removed and the kernel compiled again.
     """
     with _compiling:
         try:
-            return Launch(kernel, arguments)
+            return KernelLaunch(kernel, arguments)
         except Exception:
             # A kernel with overloads was compiled or loaded already, so the cache is not at fault.
             if kernel.overloads or not forget_compiled(kernel.py_func.__module__):
                 raise
-            return Launch(kernel, arguments)
+            return KernelLaunch(kernel, arguments)
 
 
 class _Half:
