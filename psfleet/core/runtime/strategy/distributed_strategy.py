@@ -301,7 +301,7 @@ class DistributedStrategy:
     def parts(self) -> dict[str, dict[str, Any]]:
         """Return the parts of the script's strategy that are on, with the settings that the script names.
 
-            {"consistency": {"mode": "ssp", "staleness": 4}, "gradient_merge": {"k_steps": 2}}
+        An example is {"consistency": {"mode": "ssp", "staleness": 4}, "gradient_merge": {"k_steps": 2}}.
         """
         parts: dict[str, dict[str, Any]] = {
             name: dict(self._said.get(f"{name}_configs", {}))
