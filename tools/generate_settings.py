@@ -85,7 +85,8 @@ staleness = 4
 
 ## Variables
 - **The first four tables** are for processes that you start by hand. In a job the launcher sets these
-  variables itself, and ignores those of its own environment; if one has a flag, it warns you.
+  variables for its processes, and ignores their values in its own environment. If such a variable has a
+  flag, the launcher warns you and names the flag.
 - **The last two tables** work in a job too: its processes inherit these variables from the launcher.
 - **Synonyms** are Paddle's names. If both names are set, the one that begins with PSFLEET_ counts.
 - **Misspelt variables:** psfleet warns of a variable that begins with PSFLEET_ and is not listed here, and

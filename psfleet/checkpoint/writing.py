@@ -335,7 +335,7 @@ def write_frozen(
 def merged_specs(parts: Sequence[Sequence[TableSpec]]) -> tuple[TableSpec, ...]:
     """Return the definitions of the tables of all servers, each table once.
 
-    A table that only some servers have is just being created, and no push has changed it.
+    A table that only some servers have is included too. It is just being created, so no push has changed it.
     """
     specs_by_name = {spec.name: spec for part in parts for spec in part}
     return tuple(specs_by_name.values())

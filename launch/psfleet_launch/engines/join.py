@@ -64,8 +64,8 @@ class JoinEngine(RemoteEngine):
             file.write(invitation)
         command = ["psfleet", "agent", "--join", endpoint, "--credentials", str(path)]
         print(
-            f"run this on {self._count} machine(s), with the file at hand there:\n"
-            f"  {shlex.join(command)}",
+            f"run this command on {self._count} machine(s); first copy the credentials file to those that do "
+            f"not share this folder:\n  {shlex.join(command)}",
             file=sys.stderr,
             flush=True,
         )

@@ -255,8 +255,11 @@ class LocalEngine(Engine):
             os.close(server_end)
 
     def _read_liveness_pipe(self, member: Member) -> None:
-        """Read liveness signals and text lines from a server's pipe (written by
-        psfleet_server.engine.periodic_threads)."""
+        """Read what a server has written to its pipe: liveness signals, and lines for the user.
+
+        A line reports, for example, the first NaN in a gradient. LivenessPipe of
+        psfleet_server.engine.periodic_threads writes both.
+        """
         data = os.read(self._pulses[member].fileno(), 1 << 16)
         if not data:
             self._close_liveness_pipe(member)

@@ -206,8 +206,11 @@ class ScalingRequests:
         }
 
     def endpoints(self, present: Sequence[str]) -> list[str]:
-        """Return the endpoints to pass to a new server: those of the present servers, then of the new
-        servers."""
+        """Return the endpoints that a new server is told, in order of rank: of the present servers, then of
+        all servers that the present request adds, including the new server.
+
+        A new server that is not ready yet is listed with the endpoint that it should listen on.
+        """
         return [
             *present,
             *(endpoint or self._asked(new.rank) for new, endpoint in self._new.items()),

@@ -314,15 +314,15 @@ class Client:
         """Load tables from a snapshot, which any number of servers may have written.
 
             ps.load("model")                                # every table
-            ps.load("model", tables={"users": "old_users"})  # weights only, from a table of another name
+            ps.load("model", tables={"users": "old_users"})  # "users" gets the rows of "old_users"
 
         All workers must call it after they have opened their tables. Worker 0 loads, and the other workers
         wait for worker 0.
 
         Args:
             folder: Folder of the snapshot, or its URL.
-            tables: None loads every table of the snapshot with its definition. A list of names loads only the
-                weights of these tables, as a warm start. A mapping does so from tables of other names, as
+            tables: None loads every table of the snapshot with its definition. A list of names loads only
+                these tables, as a warm start. A mapping does so from tables of other names, as
                 {name in the script: name in the snapshot}. A table also gets the snapshot's optimizer state
                 if the optimizer rules are equal, else initial state. Rows that the snapshot lacks, and other
                 tables, keep their values.

@@ -40,7 +40,8 @@ _CHUNK_BYTES = 4 << 20  # bytes of a body in one FollowReply
 def pack(message: Any) -> list[Part]:
     """Return the body that holds a dataclass or Struct, as parts to be written one after the other.
 
-    Fields may contain arrays at any depth. The parts are these arrays themselves, not copies.
+    The first parts are bytes with the length and the head. Then follow the arrays that the fields contain, at
+    any depth, with padding in between. Arrays are not copied: the parts are the arrays of the fields.
     """
     arrays: list[NDArray[Any]] = []
     head = _head_of(message, arrays)

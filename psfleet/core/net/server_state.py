@@ -43,7 +43,8 @@ class _Stored(Struct, frozen=True):
     All other fields start again with each process.
 
     Attributes:
-        mode: Number of the fleet's consistency mode, followed by the mode's settings that servers know.
+        mode: Whole numbers: the number of the fleet's consistency mode, then the values of its settings that
+            servers know, as [3, 4] for ssp with staleness 4.
         clocks: For each worker, the number of its pushes since the last collective (PullGate.at).
         leading_steps: Largest number of pushes that a worker was ahead of the slowest worker at a pull.
     """

@@ -36,9 +36,9 @@ Value = TypeVar("Value")
 
 
 class Links(Protocol):
-    """Messages between the processes of one worker. Messages from one process to another keep their order.
+    """Channel between the processes (stages) of one worker, through which they send each other arrays.
 
-    Processes are numbered as in StagePosition.
+    Messages from one process to another keep their order. Processes are numbered as in StagePosition.
     """
 
     def send(self, process: int, tag: str, arrays: Sequence[Array]) -> None:

@@ -196,7 +196,7 @@ class _Pair:
         self.runtime.push([dense, Gradient(self.sparse, rows, ids, learning_rate=_RATE)])
 
     def restore(self, source: "_Pair") -> None:
-        """Set both tables to the state of another pair."""
+        """Set the dense and the sparse table of this pair to the states of those of `source`."""
         for key in (self.dense, self.sparse):
             self.runtime.write_table(key, source.runtime.read_table(key))
 

@@ -354,8 +354,10 @@ class LinearWarmup(LRScheduler):
 
 @schedule
 class LinearLR(LRScheduler):
-    """Rate learning_rate * f, where f changes linearly from start_factor to end_factor in total_steps
-    epochs."""
+    """Rate learning_rate * f, where f changes linearly from start_factor to end_factor.
+
+    The change takes `total_steps` calls of `step()`. Afterwards f stays at end_factor.
+    """
 
     learning_rate: NonNegative
     total_steps: PositiveInt

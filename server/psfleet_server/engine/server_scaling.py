@@ -177,7 +177,11 @@ class ServerScaling:
                     self._send_ahead(request, coordinator.scaling)
 
     def _resume(self) -> None:
-        """Tell servers the outcome of a move that an earlier process left, then let collectives end."""
+        """Finish the move of rows that was under way when an earlier process of server 0 died.
+
+        Tells the servers whether the launcher has committed the move, or that it is given up. No collective
+        could end since `recover`; afterwards collectives can end again.
+        """
         decided, interrupted = self._decided, self._interrupted
         self._decided = self._interrupted = None
         with contextlib.ExitStack() as opened:

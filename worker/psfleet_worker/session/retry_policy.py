@@ -105,9 +105,11 @@ class Retries:
     """The failed attempts of one call so far, which determine whether there is another attempt.
 
     Args:
-        seconds: Time in seconds for the server to reply.
-        outage: Time in seconds for which the server may be unreachable.
-        patience: Time limits for a server that is not ready or whose disk is full.
+        seconds: Seconds until the call is given up while the server is reachable but does not reply.
+        outage: Seconds until the call is given up while the server is unreachable.
+        patience: Limits for a server that replies that it cannot handle the call yet: its attribute `room` if
+            the server's disk is full, and `outage`, if that is longer than the argument, if the server is
+            restarting.
         now: Time of the first attempt, in seconds.
 
     Attributes:

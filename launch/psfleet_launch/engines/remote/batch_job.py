@@ -32,7 +32,10 @@ _QUEUE_TIMEOUT = 60.0  # seconds without an answer of the queue until the job is
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """Settings of all batch queues. The settings class of an engine for a queue derives from this class."""
+    """Settings that every batch queue (a scheduler such as Slurm) has.
+
+    An engine for a queue derives its own settings class from this class.
+    """
 
     nodes: int = setting(
         1, "Batch queues: how many nodes to ask for", names="--nodes engine.batch.nodes", least=1

@@ -119,7 +119,11 @@ class CutState:
         return self.last < number and (now is None or now.number != number)
 
     def holds_rounds(self, last_closed: int) -> bool:
-        """Return whether the round after `last_closed` must not close before the snapshot (sync mode)."""
+        """Return whether the round after `last_closed` has to wait for a snapshot (sync mode).
+
+        A round waits in two cases: the shard does not know yet after which round to take the snapshot, or
+        this round has closed and the snapshot is not taken yet.
+        """
         now = self.under_way
         return (
             now is not None

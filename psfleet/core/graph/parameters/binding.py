@@ -239,7 +239,7 @@ class BoundTables(ParameterClient):
         self._along[bound.key] = bound, total, count, rate
 
     def bind(self, owner: TableOwner, parameter: Parameter, by_rows: bool = False) -> BoundTable:
-        """Return the parameter's table under this optimizer. Makes the table if there is none.
+        """Return the table in which an optimizer trains the parameter. Makes the table if there is none.
 
         `by_rows`: True if gradients of the parameter come by rows, so that its new table may be sparse.
         """

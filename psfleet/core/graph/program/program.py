@@ -258,7 +258,11 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 
 
 def in_eager_mode() -> bool:
-    """Return whether eager mode is on. Operations on parameters alone are then computed at once."""
+    """Return whether eager mode is on.
+
+    In eager mode, an operation whose inputs are all parameters is computed at once; otherwise it becomes a
+    part of the program. (Operations on values that are known already are always computed at once.)
+    """
     return _eager
 
 

@@ -299,7 +299,10 @@ class DistributedStrategy:
         return {declared.name: declared.default for declared in settings_of(PARTS[switch])}
 
     def parts(self) -> dict[str, dict[str, Any]]:
-        """Return the script's strategy in the form that `Settings.from_parts` takes."""
+        """Return the parts of the script's strategy that are on, with the settings that the script names.
+
+        An example is {"consistency": {"mode": "ssp", "staleness": 4}, "gradient_merge": {"k_steps": 2}}.
+        """
         parts: dict[str, dict[str, Any]] = {
             name: dict(self._said.get(f"{name}_configs", {}))
             for name in _SWITCHES

@@ -407,7 +407,10 @@ class DeviceBuffers:
             self.get(self._place(name, batch), (count,), dtype)
 
     def zeros(self, name: str, count: int) -> Any:
-        """Return the memory of this name, int64 [count], set to 0."""
+        """Set the memory of this name to 0 and return it, int64 [count].
+
+        The memory is allocated at the first call, and used again by later calls with the same name.
+        """
         counters = self.get(name, (count,), np.int64)
         self._queue.zero(counters)
         return counters

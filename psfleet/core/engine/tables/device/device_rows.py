@@ -41,7 +41,9 @@ class DeviceRowMemory(RowStore):
     Args:
         width: Number of float32 values in a stored row, including optimizer state.
         max_rows: Largest number of rows.
-        marks: True to reserve a byte for each slot, which the method `others` needs.
+        marks: True for an optimizer that updates every row with each push, such as Adam with
+            sparse_mode="full". A byte per slot is then reserved to mark pushed rows, so that `others` can
+            find the rest.
 
     Attributes:
         width: The argument `width`.
