@@ -27,7 +27,7 @@ from psfleet.core.base import crash_points
 from psfleet.core.base.errors import ConfigError
 from psfleet.core.base.job_files import write_ready
 from psfleet.core.base.logs import log_of, set_up_logs
-from psfleet.core.base.observability.tracing import open_tracing
+from psfleet.core.base.observability.trace_setup import open_tracing
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import SnapshotInterval
 from psfleet.core.base.threads import stops_on_signals

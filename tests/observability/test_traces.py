@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.sdk.trace import TracerProvider
 
 from psfleet.core.base.errors import ConfigError, ServerUnavailable
-from psfleet.core.base.observability.tracing import open_tracing
+from psfleet.core.base.observability.trace_setup import open_tracing
 from psfleet.core.base.settings.environment import Environment, read_environment
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.client import Client
@@ -45,7 +45,7 @@ def train(environment: Environment, mode: Mode, steps: int = STEPS) -> None:
 
 SILENT = """
 import atexit, socket
-from psfleet.core.base.observability.tracing import open_tracing
+from psfleet.core.base.observability.trace_setup import open_tracing
 from psfleet.core.base.settings.environment import Environment
 
 silent = socket.create_server(("127.0.0.1", 0))

@@ -16,7 +16,7 @@ from typing_extensions import override
 from psfleet.core.base import crash_points
 from psfleet.core.base.crash_points import Send
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.base.observability.tracing import open_tracing
+from psfleet.core.base.observability.trace_setup import open_tracing
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.base.threads import deferred

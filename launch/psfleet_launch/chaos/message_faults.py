@@ -1,7 +1,7 @@
 """Lost replies and repeated requests between a worker and its servers, chosen by a seed.
 
-`psfleet-launch --chaos` injects them into workers. Tests of exactly-once pushes use this class without a
-launcher.
+`psfleet-launch --chaos` injects them into workers, where injection.py also delays calls. Tests of
+exactly-once pushes use this class without a launcher.
 """
 
 import contextlib

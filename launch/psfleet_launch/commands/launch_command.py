@@ -21,7 +21,7 @@ import click
 
 from psfleet.core.base.errors import ConfigError, FrameError
 from psfleet.core.base.object_store import latest_snapshot
-from psfleet.core.base.observability.tracing import check_tracing
+from psfleet.core.base.observability.trace_setup import check_tracing
 from psfleet.core.base.settings.declaration import settings_of
 from psfleet.core.base.settings.environment import unknown_variables
 from psfleet.core.base.settings.kinds import local_path

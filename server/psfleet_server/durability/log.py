@@ -47,7 +47,7 @@ from psfleet_server.durability.log_place import PACE, LogDisk, PageCacheEvictor
 from psfleet_server.durability.records import name_of
 
 if TYPE_CHECKING:
-    from psfleet.core.base.observability.spans import Tracing
+    from psfleet.core.base.observability.tracing import Tracing
 
 _log = log_of(__name__)
 

@@ -27,7 +27,7 @@ from psfleet.core.net.body import flat
 from psfleet.core.net.frame import Part
 
 if TYPE_CHECKING:
-    from psfleet.core.base.observability.spans import Tracing
+    from psfleet.core.base.observability.tracing import Tracing
 
 _log = log_of(__name__)
 

@@ -76,7 +76,7 @@ from psfleet_server.rpc.replies import (
 )
 
 if TYPE_CHECKING:
-    from psfleet.core.base.observability.spans import Tracing
+    from psfleet.core.base.observability.tracing import Tracing
 
 Reply = Instruction | SendChanges
 

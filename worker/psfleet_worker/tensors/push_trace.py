@@ -10,7 +10,7 @@ import threading
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 
 from psfleet.core.base.errors import PsfleetError
-from psfleet.core.base.observability.spans import Tracing, traceparent
+from psfleet.core.base.observability.tracing import Tracing, traceparent
 from psfleet_worker.connection.request import ServerRequest
 
 

@@ -1,44 +1,89 @@
-"""Turns on the tracing of pushes. OpenTelemetry is imported only if this process traces."""
+"""Records spans of pushes with OpenTelemetry and sends them to a collector.
 
-import importlib.util
-from typing import TYPE_CHECKING
+A span records the time of one step of a push: the worker's call, the server's handling, and parts of it. Each
+call carries the context of its span (`traceparent`), so that a collector can join the spans of all processes
+to one trace. Only processes that trace import this module (trace_setup.py).
+"""
 
-from psfleet.core.base.errors import not_installed
-from psfleet.core.base.settings.environment import Environment
+import os
+import threading
+from contextlib import AbstractContextManager
 
-if TYPE_CHECKING:
-    from psfleet.core.base.observability.spans import Tracing
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, get_current_span, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from psfleet.core.base.threads import ServiceThread
+
+_FIELD = "traceparent"
+_LAST_SECONDS = 2.0  # longest wait for the collector at the end of a process
+_W3C = TraceContextTextMapPropagator()
 
 
-_NEEDED = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
+class Tracing:
+    """Creates the spans of one process, and sends them to a collector from a thread of its own.
 
-
-def check_tracing(url: str) -> None:
-    """Check that OpenTelemetry is installed, without importing it.
-
-    `url`: URL of the collector, for the error.
-
-    Raises:
-        ConfigError: OpenTelemetry is not installed.
+    The tracer provider is not registered globally, because the global one belongs to the script. OTEL_*
+    variables configure it further; for example, OTEL_TRACES_SAMPLER selects the pushes to trace.
     """
-    try:
-        is_missing = any(importlib.util.find_spec(name) is None for name in _NEEDED)
-    except ModuleNotFoundError:  # a parent package is missing too
-        is_missing = True
-    if is_missing:
-        raise not_installed(f"--trace {url} needs", "OpenTelemetry", "trace")
+
+    def __init__(self, url: str, job: str, role: str, rank: int) -> None:
+        resource_attributes: dict[str, str | int] = {
+            "service.name": f"psfleet-{role}",
+            "service.namespace": job,
+            "service.instance.id": f"{role}.{rank}",
+            "process.pid": os.getpid(),
+        }
+        # The provider's own exit hook would wait a second time for a silent collector, after `close`.
+        self._provider = TracerProvider(
+            resource=Resource.create(resource_attributes), shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{url}/v1/traces")))
+        self.tracer = self._provider.get_tracer("psfleet")
+        # The exporter waits 10 s for a reply, or as long as OTEL_EXPORTER_OTLP_TIMEOUT says. In a daemon
+        # thread, this wait does not delay the end of the process. The thread is started here, because
+        # `close` may run when the interpreter exits, and Python 3.12 starts no threads then.
+        self._is_ending = threading.Event()
+        self._sender = ServiceThread(self._send_last, "last spans")
+        self._sender.start()
+
+    def serving(
+        self, method: str, caller: str, attributes: dict[str, str | int]
+    ) -> AbstractContextManager[Span]:
+        """Begin a server's span of a call, for a `with` block. It is this thread's current span in the block.
+
+        If an exception leaves the block, the span is marked as failed.
+
+        Args:
+            caller: Context of the caller's span (`traceparent`). A context that cannot be read is ignored.
+        """
+        parent = _W3C.extract({_FIELD: caller}, Context())
+        return self.tracer.start_as_current_span(method, parent, SpanKind.SERVER, attributes)
+
+    def child(self, name: str) -> Span | None:
+        """Begin a span within this thread's current span.
+
+        Returns None if this thread handles no traced push.
+        """
+        return self.tracer.start_span(name) if get_current_span().is_recording() else None
+
+    def close(self) -> None:
+        """Send the spans that have ended, waiting at most 2 s. Spans that have not ended are lost."""
+        self._is_ending.set()
+        self._sender.join(_LAST_SECONDS)
+
+    def _send_last(self) -> None:
+        self._is_ending.wait()
+        self._provider.shutdown()
 
 
-def open_tracing(environment: Environment) -> "Tracing | None":
-    """Start the tracing of this process, or return None if the setting `trace` is empty.
-
-    Raises:
-        ConfigError: OpenTelemetry is not installed.
-    """
-    if not environment.trace:
-        return None
-    check_tracing(environment.trace)
-    from psfleet.core.base.observability.spans import Tracing
-
-    seat = environment.seat
-    return Tracing(environment.trace, environment.job, environment.role or "worker", seat.rank)
+def traceparent(span: Span) -> str:
+    """Return the context of a span, to be sent to another process, or "" if the span is not recorded."""
+    carrier: dict[str, str] = {}
+    if span.is_recording():
+        _W3C.inject(carrier, set_span_in_context(span))
+    return carrier.get(_FIELD, "")

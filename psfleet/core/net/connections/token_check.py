@@ -1,7 +1,8 @@
 """Checks the token of each call: that of the job, or that of readers for calls that only read.
 
-Servers, agents and the prediction service all ask here. Tokens are compared in constant time, so the time of
-a refusal does not tell how many characters of a guess are right.
+Servers, agents and the prediction service all ask here. credentials.py reads the tokens, each file once.
+Tokens are compared in constant time, so the time of a refusal does not tell how many characters of a guess
+are right.
 """
 
 import hmac
