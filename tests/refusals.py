@@ -13,6 +13,11 @@ def cases(table: str) -> list[list[str]]:
     return [line.split("  # ", 1) for line in table.strip().splitlines()]
 
 
+def named(*things: Any) -> dict[str, Any]:
+    """Functions and classes by their names."""
+    return {thing.__name__: thing for thing in things}
+
+
 def check_refusals(
     table: str,
     names: Mapping[str, Any],

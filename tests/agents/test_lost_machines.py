@@ -118,9 +118,8 @@ def test_a_stopped_agent_is_given_up_late_and_fenced(site: Site) -> None:
     assert Path(f"/proc/{old}").exists()
     agent.send_signal(signal.SIGCONT)
     said, _ = agent.communicate()
-    assert agent.returncode == 1, (
-        said
-    )  # it is refused, unless it has noticed its own silence before
+    # It is refused, unless it has noticed its own silence before.
+    assert agent.returncode == 1, said
     launcher.until(lambda: not Path(f"/proc/{old}").exists(), "end of the old server")
     gate.touch()
     out, err = site.ends_with(0, launcher)

@@ -1,4 +1,7 @@
-"""Trouble on one machine of a job: the report names its host, the role, the rank and the first cause."""
+"""Trouble on one machine of a job: the report names its host, the role, the rank and the first cause.
+
+Memory that runs out: tests/launch/test_failures.py.
+"""
 
 import contextlib
 import os
@@ -15,20 +18,11 @@ from tests.agents.conftest import JOINED, TRAINER, TWO, Site
 from tests.agents.machines import Lab, has, run
 from tests.agents.test_errors import AGENTS
 from tests.agents.test_lost_machines import ALONE
-from tests.control_group import memory_limit
 from tests.launch.conftest import digest
 
 pytestmark = JOINED
 WAITS = "import os, time\nif os.environ['PSFLEET_RANK'] == '0': time.sleep(600)\n"
 """How a script begins that does something on worker 1 alone, on beta. The end of that ends the job."""
-LIMIT = 512 << 20  # bytes; an agent and a server take less
-
-
-@pytest.fixture
-def little_memory() -> Iterator[list[str]]:
-    """What a command begins with that runs in a control group of little memory."""
-    with memory_limit(LIMIT) as words:
-        yield words
 
 
 @pytest.fixture
@@ -54,13 +48,6 @@ def failed(site: Site, script: str, *beta: str, **variables: str) -> str:
     assert "host beta · rank 1" in err
     site.agents[1].wait()
     return err
-
-
-@pytest.mark.long
-def test_memory_that_runs_out(site: Site, little_memory: list[str]) -> None:
-    """The kernel kills a worker in a control group: it is not just a signal from somebody."""
-    said = failed(site, "kept = [b'x' * (1 << 20) for _ in range(1 << 10)]\n", *little_memory)
-    assert "worker 1 failed first: killed by SIGKILL, because memory ran out (the kernel's" in said
 
 
 def test_a_disk_without_room(site: Site, little_room: list[str]) -> None:

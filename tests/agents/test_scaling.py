@@ -37,12 +37,10 @@ _ALONE = (
 )
 
 
-@pytest.mark.parametrize(
-    "engine", [pytest.param("local", marks=pytest.mark.long), "ssh", "slurm", "ray"], indirect=True
-)
+@pytest.mark.parametrize("engine", ["ssh", "slurm", "ray"], indirect=True)
 def test_every_engine(site: Site, tmp_path: Path) -> None:
     """A job of two servers gets three of them, as a script asks, and ends with the bits of one that keeps its
-    two. (Agents that join: the next test. On this machine: tests/launch/test_scaling.py too.)"""
+    two. (Agents that join: the next test. On this machine: tests/launch/test_scaling.py.)"""
     job = site.launch(*TWO, SCRIPT, "12", str(tmp_path), "3")
     job.until(lambda: (tmp_path / "runs.1").exists(), "a first barrier")
     job.until(lambda: "servers   3 from now on" in site.said(), "three servers")

@@ -17,12 +17,8 @@ from tests.checkpoint.test_goldens import at, change_document, seal
 Path_ = tuple[str | int, ...]
 FIRST, SECOND = "shard-0-of-2.safetensors", "shard-1-of-2.safetensors"
 ODD = (-5, 2**80, float("nan"), True, "1")
-REALS = (
-    "decay",
-    "hyperparameters",
-    "initializer",
-    "values",
-)  # numbers that may be negative, and are no counts
+# Numbers that may be negative, and are no counts.
+REALS = ("decay", "hyperparameters", "initializer", "values")
 THEIRS = ("states", "generators")  # of schedulers and random generators, which know them alone
 
 
@@ -83,6 +79,11 @@ def set_(*way: str | int) -> Callable[[Any], Callable[[dict[str, Any]], None]]:
     return to
 
 
+def repeat_first(part: str) -> Callable[[dict[str, Any]], None]:
+    """A change of a manifest: a part has its first entry twice."""
+    return lambda document: document[part].append(document[part][0])
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -95,14 +96,8 @@ def set_(*way: str | int) -> Callable[[Any], Callable[[dict[str, Any]], None]]:
         (set_("cut", "mode")("nonsense"), "nonsense"),
         (set_("cut", "pushes")({"-1": [1, 1]}), "'-1' as a seat"),
         (set_("cut", "pushes")({"\u0661": [1, 1]}), "as a seat"),
-        (
-            lambda document: document["tables"].append(document["tables"][0]),
-            "two entries of one table",
-        ),
-        (
-            lambda document: document["files"].append(document["files"][0]),
-            "two entries of one file",
-        ),
+        (repeat_first("tables"), "two entries of one table"),
+        (repeat_first("files"), "two entries of one file"),
         (lambda document: document["files"].clear(), "no files"),
     ],
 )

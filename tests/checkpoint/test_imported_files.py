@@ -16,6 +16,7 @@ from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.features import hashed
+from tests.refusals import cases
 
 VALUE: NDArray[np.float32] = np.linspace(0, 1, 6, dtype=np.float32).reshape(3, 2)
 IDS = [5, -3, 2**60]
@@ -168,80 +169,55 @@ def test_a_first_word_is_no_count() -> None:
     assert read_rows(text("3 1\nx 0.25\ny 1\nz 2\n")).value.tolist() == [[0.25], [1], [2]]
 
 
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        (
-            lambda: parquet_of("list", [[1, 2], None, [3, 4]]),
-            "'value' cannot be read: row 1 is null",
-        ),
-        (
-            lambda: parquet_of("fixed", [[1, 2], None, [3, 4]]),
-            "'value' cannot be read: row 1 is null",
-        ),
-        (
-            lambda: parquet_of("list", [[1, 2], [3], [4, 5, 6]]),
-            "row 1 has 1 numbers, the rows before it 2",
-        ),
-        (
-            lambda: parquet_of("large", [[1, 2], [], [4, 5]]),
-            "row 1 has 0 numbers, the rows before it 2",
-        ),
-        (lambda: parquet_of("list", [[1, 2], [3, 4], [5, None]]), "row 2 has a null"),
-        (lambda: parquet_of("fixed", [[1, 2], [3, 4], [None, 5]]), "row 2 has a null"),
-        (lambda: parquet(emb=[[1.0, 2.0], None]), "'emb' cannot be read: row 1 is null"),
-        (lambda: parquet(ids=[1, None, 3], value=ROWS), "'ids': id nan is not a whole number"),
-        (
-            lambda: parquet(ids=[1.0, 2.0**53, 3.0], value=ROWS),
-            "'ids': id 9007199254740992.0 is a float that may",
-        ),
-        (lambda: parquet(ids=["a", "b", "c"], value=ROWS), "'ids': ids have dtype object"),
-        (
-            lambda: npz(ids=np.array([1, 2, 2**63], ">u8"), value=VALUE),
-            f"id {2**63} is beyond int64",
-        ),
-        (
-            lambda: npz(ids=np.ones((3, 1), np.int64), value=VALUE),
-            r"3 rows and ids of shape \(3, 1\)",
-        ),
-        (lambda: npz(value=np.array([[1.0, 1e39]])), "the row of id 0 is not finite"),
-        (lambda: npz(value=VALUE.astype(np.complex64)), "name one of float.*there is none"),
-        (
-            lambda: saved({"a": {"w": tensor()}, "b": {"w": tensor()}}),
-            "name one of float .*: a.w, b.w",
-        ),
-        (lambda: saved({"n": 1}), "name one of float .*there is none"),
-        (
-            lambda: saved(pytest.importorskip("torch").nn.Embedding(3, 2)),
-            r"save the state_dict\(\)",
-        ),
-        (
-            lambda: pytest.importorskip("torch") and text("not a pickle", "a.pt"),
-            "is no file of torch",
-        ),
-        (lambda: text("the\t1\t2\nof\t1\n"), "line 2: 'of' has 1 numbers, the words before it 2"),
-        (lambda: text("the 1 2\nof 1 2 3\n"), "line 2: 'of' has 3 numbers, the words before it 2"),
-        (lambda: text("3 2\nthe 1 2\nof 1 2\n"), "begins with the line '3 2', and 2 words follow"),
-        (lambda: text("3 2\n"), "begins with the line '3 2', and 0 words follow"),
-        (
-            lambda: text("the,1,2\n"),
-            "line 1: 'the,1,2' must be a word, a blank or tab, and numbers",
-        ),
-        (lambda: text("the\n"), "line 1: 'the' must be a word"),
-        (lambda: text("the 1 2\n\t1\t2\n"), "line 2: .* must be a word"),
-        (lambda: text("the 1 1_0\n"), "line 1: 'the 1 1_0' must be a word"),
-        (lambda: text("the 1 2\nof 1 1_0\n"), "line 2: '1_0' is no number"),
-        (lambda: text("the 1 2\nof 1 \uff12\n"), "line 2: '\uff12' is no number"),
-        (lambda: text("the 1 2\nof 1 nan\n"), "the row of 'of' is not finite"),
-        (lambda: text("the 1 nan\n"), "the row of 'the' is not finite"),
-        (lambda: text("the 1 1e39\n"), "the row of 'the' is not finite"),
-        (lambda: text("of 1 2\nthe 1 2\nof 3 4\n"), "two rows of the id .*, of 'of' and 'of'"),
-    ],
-)
-def test_no_row_gets_anothers_id(write: Callable[[], str], message: str) -> None:
+REFUSED = r"""
+parquet_of("list", [[1, 2], None, [3, 4]])  # 'value' cannot be read: row 1 is null
+parquet_of("fixed", [[1, 2], None, [3, 4]])  # 'value' cannot be read: row 1 is null
+parquet_of("list", [[1, 2], [3], [4, 5, 6]])  # row 1 has 1 numbers, the rows before it 2
+parquet_of("large", [[1, 2], [], [4, 5]])  # row 1 has 0 numbers, the rows before it 2
+parquet_of("list", [[1, 2], [3, 4], [5, None]])  # row 2 has a null
+parquet_of("fixed", [[1, 2], [3, 4], [None, 5]])  # row 2 has a null
+parquet(emb=[[1.0, 2.0], None])  # 'emb' cannot be read: row 1 is null
+parquet(ids=[1, None, 3], value=ROWS)  # 'ids': id nan is not a whole number
+parquet(ids=[1.0, 2.0**53, 3.0], value=ROWS)  # 'ids': id 9007199254740992.0 is a float that may
+parquet(ids=["a", "b", "c"], value=ROWS)  # 'ids': ids have dtype object
+npz(ids=np.array([1, 2, 2**63], ">u8"), value=VALUE)  # id 9223372036854775808 is beyond int64
+npz(ids=np.ones((3, 1), np.int64), value=VALUE)  # 3 rows and ids of shape \(3, 1\)
+npz(ids=[4, 1, 4], value=VALUE)  # two rows of the id 4
+npz(ids=IDS, x=VALUE, y=VALUE)  # several arrays, or none, .* of float.*: x, y
+npz(value=np.array([[1.0, 1e39]]))  # the row of id 0 is not finite
+npz(value=VALUE.astype(np.complex64))  # name one of float.*there is none
+npz(value=np.ones((2, 2), object))  # cannot be read
+saved({"a": {"w": tensor()}, "b": {"w": tensor()}})  # name one of float .*: a.w, b.w
+saved({"n": 1})  # name one of float .*there is none
+saved(pytest.importorskip("torch").nn.Embedding(3, 2))  # save the state_dict\(\)
+pytest.importorskip("torch") and text("not a pickle", "a.pt")  # is no file of torch
+text("the\t1\t2\nof\t1\n")  # line 2: 'of' has 1 numbers, the words before it 2
+text("the 1 2\nof 1 2 3\n")  # line 2: 'of' has 3 numbers, the words before it 2
+text("3 2\nthe 1 2\nof 1 2\n")  # begins with the line '3 2', and 2 words follow
+text("3 2\n")  # begins with the line '3 2', and 0 words follow
+text("the,1,2\n")  # line 1: 'the,1,2' must be a word, a blank or tab, and numbers
+text("the\n")  # line 1: 'the' must be a word
+text("the 1 2\n\t1\t2\n")  # line 2: .* must be a word
+text("the 1 1_0\n")  # line 1: 'the 1 1_0' must be a word
+text("the 1 2\nof 1 1_0\n")  # line 2: '1_0' is no number
+text("the 1 2\nof 1 \uff12\n")  # line 2: '\uff12' is no number
+text("the 1 2\nof 1 x\n")  # line 2: could not convert string to float: 'x'
+text("the 1 2\nof 1 nan\n")  # the row of 'of' is not finite
+text("the 1 nan\n")  # the row of 'the' is not finite
+text("the 1 1e39\n")  # the row of 'the' is not finite
+text("of 1 2\nthe 1 2\nof 3 4\n")  # two rows of the id .*, of 'of' and 'of'
+text("")  # has no words
+"a.h5"  # the ending '.h5'; use .npy
+"a.npy"  # No such file
+"""
+
+
+@pytest.mark.parametrize(("line", "message"), cases(REFUSED))
+def test_no_row_gets_anothers_id(line: str, message: str) -> None:
     """What is missing, ragged, repeated or no number is refused in a sentence that names its place."""
+    file = eval(line)
     with pytest.raises(PsfleetError, match=message) as error:
-        read_rows(write())
+        read_rows(file)
     assert "'a." in str(error.value)
     assert "\n" not in str(error.value)
 

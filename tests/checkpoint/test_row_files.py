@@ -10,8 +10,6 @@ from safetensors.numpy import load_file, save_file
 
 import psfleet
 from psfleet import optimizer
-from psfleet.checkpoint import read_rows
-from psfleet.core.base.errors import CheckpointError
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.engine.runtime_interface import TableState
 from psfleet.features import hashed
@@ -139,40 +137,6 @@ def test_words(model: Path) -> None:
         Path("w.vec").write_text("\n".join([*first, *lines]) + " \n")
         actual = imported("w.vec", "--buckets", str(1 << 40), "--salt", "word")
         check(actual, before, ids[order], VALUE[order])
-
-
-@pytest.mark.parametrize(
-    ("file", "arrays", "message"),
-    [
-        (
-            "a.npz",
-            {"ids": IDS, "x": VALUE, "y": VALUE},
-            "several arrays, or none, .* of float.*: x, y",
-        ),
-        ("a.npz", {"ids": IDS[:2], "x": VALUE}, r"3 rows and ids of shape \(2,\)"),
-        ("a.npz", {"ids": [4, 1, 4], "x": VALUE}, "two rows of the id 4"),
-        ("a.npz", {"ids": IDS, "x": np.full((3, 2), np.nan)}, "the row of id 5 is not finite"),
-        ("a.npz", {"x": np.ones((2, 2), object)}, "cannot be read"),
-        ("a.h5", {}, "the ending '.h5'; use .npy"),
-        ("a.vec", "a 1 2\nb 1\n", "line 2: 'b' has 1 numbers, the words before it 2"),
-        ("a.vec", "a 1 2\nb 1 x\n", "line 2: could not convert string to float: 'x'"),
-        ("a.vec", "", "has no words"),
-        ("a.npy", None, "No such file"),
-    ],
-)
-def test_files_that_cannot_be_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, arrays: Any, message: str
-) -> None:
-    """Each is refused in a sentence that names the file."""
-    monkeypatch.chdir(tmp_path)
-    if isinstance(arrays, str):
-        Path(file).write_text(arrays)
-    elif arrays is not None:
-        with open(file, "wb") as out:
-            np.savez(out, **arrays)
-    with pytest.raises(CheckpointError, match=message) as error:
-        read_rows(file)
-    assert f"'{file}'" in str(error.value)
 
 
 def test_rows_that_do_not_fit(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

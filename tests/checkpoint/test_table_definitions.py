@@ -53,9 +53,8 @@ def values(spec: TableSpec) -> dict[str, Any]:
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(TableSpec)])
 def test_every_attribute_is_stored(name: str) -> None:
     """Each comes back from a message and from a snapshot's document; a new one cannot be forgotten."""
-    among: dict[str, Any] = (
-        {"servers": 2} if name == "first" else {}
-    )  # of all servers none is the first
+    # Of all servers none is the first.
+    among: dict[str, Any] = {"servers": 2} if name == "first" else {}
     spec = dataclasses.replace(PLAIN, **among, **{name: OTHER[name]})
     assert values(read_spec(write_spec(spec))) == values(spec)
     document = json.loads(json.dumps(table_to_json(spec)))

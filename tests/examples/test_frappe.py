@@ -30,11 +30,8 @@ USERS, ITEMS = 6, 30
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log of 240 rows, and a fifth and a tenth of its samples as libsvm files."""
     folder, rng = tmp_path_factory.mktemp("frappe"), np.random.default_rng(0)
-    sizes = (
-        USERS,
-        ITEMS // 2,
-        *(3 for _ in FIELDS[2:]),
-    )  # each user opens some of half of the apps
+    # Each user opens some of half of the apps.
+    sizes = (USERS, ITEMS // 2, *(3 for _ in FIELDS[2:]))
     rows = np.stack([rng.integers(0, size, 240) for size in sizes], axis=1)
     rows[:ITEMS, ITEM] = np.arange(ITEMS)  # and every app is in the log
     lines = ["\t".join(FIELDS), *("\t".join(map(str, row)) for row in rows.tolist())]

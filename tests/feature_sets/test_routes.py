@@ -95,16 +95,8 @@ def cases() -> Iterator[Case]:
         yield Case(kind, math.nan, MISSING, "nan" if is_text else "", routes)
         nothing = REFUSED if kind == "id_" else MISSING
         yield Case(kind, "nan", "nan" if is_text else nothing, "nan" if is_text else MISSING)
-        for odd in (
-            "NA",
-            "12_34",
-            "\uff11\uff12",
-            "0x1F",
-            "inf",
-            "Infinity",
-            "1\u00a0",
-            "red\u2028hat\x85",
-        ):
+        odd_words = ("NA", "12_34", "\uff11\uff12", "0x1F", "inf", "Infinity")
+        for odd in (*odd_words, "1\u00a0", "red\u2028hat\x85"):
             yield Case(kind, odd, odd if is_text else REFUSED)
         yield Case(
             kind,
@@ -180,15 +172,8 @@ class Stage(NamedTuple):
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """A model of all kinds of features, and all that takes samples for it."""
-    for name in (
-        "httptools",
-        "grpc_health",
-        "grpc_reflection",
-        "torch",
-        "polars",
-        "pyarrow",
-        "confluent_kafka",
-    ):
+    needed = "httptools grpc_health grpc_reflection torch polars pyarrow confluent_kafka"
+    for name in needed.split():
         pytest.importorskip(name)
     import torch
 
@@ -358,9 +343,8 @@ def kafka(stage: Stage, features: FeatureSet, kind: str, values: list[Any]) -> A
     from psfleet.data.kafka import KafkaTopic
 
     [sent] = [json.dumps({kind: value}).encode() for value in values]
-    if (
-        kind not in stage.topics
-    ):  # all messages at once, since the broker takes its time for each call
+    # All messages at once, since the broker takes its time for each call.
+    if kind not in stage.topics:
         every = [case.value for case in cases() if case.kind == kind and is_for(case, "kafka")]
         messages = [json.dumps({kind: value}).encode() for value in every]
         stage.broker.send(kind, 0, messages)

@@ -248,9 +248,8 @@ def test_a_model_may_be_loaded_before_its_first_step(tmp_path: Path) -> None:
             if not load:
                 fleet.save_persistables(str(tmp_path / "model"))
     assert len({*seen}) == 4
-    np.testing.assert_allclose(
-        np.diff(seen), np.diff(seen)[0], rtol=1e-4
-    )  # a straight line, one step each
+    # A straight line, one step each.
+    np.testing.assert_allclose(np.diff(seen), np.diff(seen)[0], rtol=1e-4)
 
 
 FORGOTTEN = """

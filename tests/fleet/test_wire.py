@@ -1,14 +1,13 @@
 """The strategy part wire: how it is said, who has the last word, what it does not go with."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import psfleet
 from psfleet.core.base.errors import ConfigError
-from psfleet.core.runtime.strategy import DistributedStrategy, Settings, WireSettings, resolve
+from psfleet.core.runtime.strategy import DistributedStrategy, WireSettings, resolve
 from psfleet_launch.commands.options import merged
 
 
@@ -33,23 +32,6 @@ def test_the_launcher_has_the_last_word(tmp_path: Path) -> None:
     }
     actual = resolve(DistributedStrategy(wire="int8"), '{"wire": {"pull": "bf16"}}')
     assert actual.wire == WireSettings("int8", "bf16")
-
-
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [
-        ({"wire": {"push": "int4"}}, "wire push is 'int4'; it must be fp32, bf16 or int8"),
-        ({"wire": {"pull": "bfloat16"}}, "wire pull is 'bfloat16'"),
-        ({"wire": {"both": "bf16"}}, "'both'"),
-        ({"wire": {}, "amp": {}}, "amp and wire contradict"),
-        ({"wire": {}, "dgc": {}}, "dgc and wire contradict"),
-        ({"wire": {}, "consistency": {"mode": "geo"}}, "wire and the consistency mode 'geo'"),
-    ],
-)
-def test_refusals(parts: dict[str, Any], words: str) -> None:
-    """Unknown forms and parts that do not go together are one sentence."""
-    with pytest.raises(ConfigError, match=words):
-        Settings.from_parts(parts)
 
 
 def test_a_strategy_wants_the_name_of_a_form() -> None:

@@ -17,6 +17,10 @@ _RULES = (
     "SGD Momentum Adagrad Adam Adamax AdamW DecayedAdagrad Ftrl RMSProp Adadelta Lamb LarsMomentum "
     "DGCMomentum ProximalGD ProximalAdagrad ASGD NAdam RAdam Rprop"
 )
+_WRAPPERS = (
+    "Optimizer ModelAverage ExponentialMovingAverage PipelineOptimizer LookaheadOptimizer LookAhead "
+    "RecomputeOptimizer DistributedOptimizer lr"
+)
 _OF_DATASETS = (
     "init update_settings set_filelist set_batch_size set_thread set_use_var set_pipe_command "
     "load_into_memory preload_into_memory wait_preload_done local_shuffle global_shuffle "
@@ -26,18 +30,9 @@ _OF_DATASETS = (
 OPTIMIZERS = {
     **_named("optimizer", _RULES),
     **{f"{name}Optimizer": f"optimizer.{name}Optimizer" for name in _RULES.split()},
-    "Dpsgd": "- noise for differential privacy",
-    "DpsgdOptimizer": "- noise for differential privacy",
+    **dict.fromkeys(("Dpsgd", "DpsgdOptimizer"), "- noise for differential privacy"),
     "LBFGS": "- a closure that is called several times a step",
-    "Optimizer": "optimizer.Optimizer",
-    "ModelAverage": "optimizer.ModelAverage",
-    "ExponentialMovingAverage": "optimizer.ExponentialMovingAverage",
-    "PipelineOptimizer": "optimizer.PipelineOptimizer",
-    "LookaheadOptimizer": "optimizer.LookaheadOptimizer",
-    "LookAhead": "optimizer.LookAhead",
-    "RecomputeOptimizer": "optimizer.RecomputeOptimizer",
-    "DistributedOptimizer": "optimizer.DistributedOptimizer",
-    "lr": "optimizer.lr",
+    **_named("optimizer", _WRAPPERS),
 }
 _HERE = (
     "barrier_worker distributed_optimizer init init_server init_worker is_first_worker is_server is_worker "
@@ -46,36 +41,28 @@ _HERE = (
     "DistributedStrategy Fleet PaddleCloudRoleMaker UserDefinedRoleMaker Role InMemoryDataset QueueDataset "
     "MultiSlotDataGenerator MultiSlotStringDataGenerator"
 )
-_RINGS = "- collectives between GPUs"
+_RINGS = (
+    "CommunicateTopology HybridCommunicateGroup get_hybrid_communicate_group local_rank local_device_ids "
+    "get_hybrid_parallel_topology collective_perf world_device_ids"
+)
+_FEDERATED = ("init_coordinator", "is_coordinator", "get_fl_client", "make_fl_strategy")
 FLEET = {
     **_named("fleet", _HERE),
     "UtilBase": "fleet.Util",
     "all_reduce": "fleet.util.all_reduce",
     "minimize": "optimizer.DistributedOptimizer.minimize",
-    "save": "fleet.save_persistables",
-    "save_dense_params": "fleet.save_persistables",
-    "save_one_table": "fleet.save_persistables",
+    **dict.fromkeys(("save", "save_dense_params", "save_one_table"), "fleet.save_persistables"),
     "load_inference_model": "fluid.io.load_inference_model",
     "load_one_table": "fleet.load_model",
-    "CommunicateTopology": _RINGS,
-    "HybridCommunicateGroup": _RINGS,
-    "get_hybrid_communicate_group": _RINGS,
-    "get_hybrid_parallel_topology": _RINGS,
-    "collective_perf": _RINGS,
-    "local_rank": _RINGS,
-    "local_device_ids": _RINGS,
-    "world_device_ids": _RINGS,
+    **dict.fromkeys(_RINGS.split(), "- collectives between GPUs"),
     "node_num": "- machines are the launcher's matter",
-    "amp_init": "fleet.DistributedStrategy",
+    **dict.fromkeys(("amp_init", "get_loss_scaling"), "fleet.DistributedStrategy"),
     "qat_init": "- quantized training",
-    "get_loss_scaling": "fleet.DistributedStrategy",
     "set_date": "- the reference's GPU servers alone",
-    "save_cache_model": "- one memory for all rows of a server",
-    "save_cache_table": "- one memory for all rows of a server",
-    "init_coordinator": "- federated learning",
-    "is_coordinator": "- federated learning",
-    "get_fl_client": "- federated learning",
-    "make_fl_strategy": "- federated learning",
+    **dict.fromkeys(
+        ("save_cache_model", "save_cache_table"), "- one memory for all rows of a server"
+    ),
+    **dict.fromkeys(_FEDERATED, "- federated learning"),
 }
 UTIL = _named("fleet.util", "all_gather all_reduce barrier get_file_shard print_on_rank") | {
     "get_heter_file_shard": "fleet.util.get_file_shard"
@@ -93,13 +80,9 @@ GENERATORS = _named(
 FLEET_METRICS = _named("fleet.metrics", "sum max min auc mae rmse mse acc")
 METRICS = {
     **_named("fluid.metrics", "Accuracy Auc Precision Recall accuracy"),
-    "Metric": "fluid.metrics.Metric",
-    "MetricBase": "fluid.metrics.Metric",
+    **dict.fromkeys(("Metric", "MetricBase"), "fluid.metrics.Metric"),
     "CompositeMetric": "fleet.metrics",
-    "Precision.update": "fluid.metrics.Precision.update",
-    "Precision.eval": "fluid.metrics.Precision.eval",
-    "Precision.accumulate": "fluid.metrics.Precision.accumulate",
-    "Recall.reset": "fluid.metrics.Recall.reset",
+    **_named("fluid.metrics", "Precision.update Precision.eval Precision.accumulate Recall.reset"),
     "ChunkEvaluator": "- named entities",
     "EditDistance": "- texts",
     "DetectionMAP": "- boxes in images",

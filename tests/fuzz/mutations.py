@@ -18,16 +18,7 @@ _REAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 1e-300, 3.5e38, 1e308, 2**127]
 _REAL += [float("inf"), float("nan"), float("-inf")]
 _TEXT = [
     "",
-    "x",
-    "dense",
-    "sparse",
-    "sgd",
-    "adam",
-    "uniform",
-    "constant",
-    "sum",
-    "float32",
-    "int64",
+    *["x", "dense", "sparse", "sgd", "adam", "uniform", "constant", "sum", "float32", "int64"],
 ]
 _TEXT += ["rows", "whole", "\0", "\n", "é" * 9, "../x", "x" * 600, "probability", "object", "<f4"]
 _UNSIGNED = (

@@ -15,10 +15,8 @@ from tests.fuzz.tools import every_reader
 FILES = int(os.environ.get("FUZZ_FILES", "650"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-]  # rates of 1e308 in hostile files
+# Rates of 1e308 in hostile files.
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 
 @pytest.fixture(scope="module")

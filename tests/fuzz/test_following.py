@@ -44,10 +44,8 @@ STREAMS = int(os.environ.get("FUZZ_FRAMES", "6000")) // 100
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 IDS = np.array([3, -9, 2**63 - 1])
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-]  # rates of 1e308 in records
+# Rates of 1e308 in records.
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 
 def a_host() -> ShardHost:

@@ -56,16 +56,18 @@ def test_norms_over_several_chunks(name: str) -> None:
     check_dense(RULE_CASES[name], DecaySpec(), 2 * 4096 + 300)
 
 
+WIDTHS = [*((name, 5) for name in RULE_CASES), ("adam", 16), ("adam", 1), ("rowwise_adagrad", 300)]
+# One rule of each unit, number of slots and kind of step without a gradient. The kernel for such steps has
+# the same text for all rules around the functions that the kernel of a push has too.
+RESTING = [
+    *("sgd", "adagrad", "adam", "amsgrad", "asgd_of_3", "centered", "nesterov"),
+    *("rowwise_adagrad", "lamb", "adam_catch_up", "unscaled_rest"),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "dim", "every_row"),
-    [
-        *((name, 5, True) for name in RULE_CASES),
-        ("adam", 16, False),
-        ("adam", 1, False),
-        ("rowwise_adagrad", 300, False),
-        ("lamb", 5, False),
-        ("asgd_of_3", 5, False),
-    ],
+    [*((*case, False) for case in WIDTHS), *((name, 5, True) for name in RESTING)],
 )
 def test_sparse_kernel_equals_twin(name: str, dim: int, every_row: bool) -> None:
     """So are rows that a push names, and those that it does not."""

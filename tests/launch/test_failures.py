@@ -57,6 +57,7 @@ SYNTAX = """\
             ^
 SyntaxError: invalid syntax
 """
+CANNOT_LOAD = "RuntimeError: cannot load"
 SIMPLE_LINE = "psfleet.ShapeError: feed 'ids' has shape (512, 9) (train.py:31 in <module>)\n"
 
 
@@ -68,7 +69,7 @@ SHAPE = FailureCause("psfleet.ShapeError: feed 'ids' has shape (512, 9)", "train
     [
         (SIMPLE, SHAPE),
         (CHANGED, SHAPE),
-        (CHAINED, FailureCause("RuntimeError: cannot load", "train.py:9 in <module>")),
+        (CHAINED, FailureCause(CANNOT_LOAD, "train.py:9 in <module>")),
         (ASIDE, SHAPE),
         (SYNTAX, FailureCause("SyntaxError: invalid syntax", "train.py:3")),
         ("usage: train.py\ntrain.py: error: no data\n\n", FailureCause("train.py: error: no data")),
@@ -127,15 +128,8 @@ def test_memory_that_runs_out(tmp_path: Path) -> None:
     with memory_limit(512 << 20) as words:
         script = tmp_path / "train.py"
         script.write_text("kept = [b'x' * (1 << 20) for _ in range(1 << 10)]\n")
-        launch = (
-            sys.executable,
-            "-m",
-            "psfleet_launch",
-            "--no-progress",
-            "--job",
-            "j",
-            str(script),
-        )
+        said = "-m psfleet_launch --no-progress --job j"
+        launch = (sys.executable, *said.split(), str(script))
         done = subprocess.run(
             [*words, *launch], cwd=tmp_path, env=_environment(), capture_output=True, text=True
         )
@@ -203,11 +197,7 @@ def test_the_report_of_a_server_whose_standby_was_not_ready(tmp_path: Path) -> N
         (SIMPLE, "epoch 1\n", SIMPLE_LINE),
         (CHANGED, "epoch 1\n", SIMPLE_LINE),
         (SIMPLE + "go on\n", f"epoch 1\n{SIMPLE_LINE}go on\n", ""),
-        (
-            CHAINED,
-            "RuntimeError: cannot load (train.py:9 in <module>)\nsecond line of the message\n",
-            "",
-        ),
+        (CHAINED, f"{CANNOT_LOAD} (train.py:9 in <module>)\nsecond line of the message\n", ""),
         (SIMPLE + SIMPLE[8:], f"epoch 1\n{SIMPLE_LINE}", SIMPLE_LINE),
         (SYNTAX, SYNTAX, ""),
         ("Trace of it\r\n\n", "Trace of it\r\n\n", ""),

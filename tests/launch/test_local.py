@@ -165,30 +165,23 @@ def until_hanging(launcher: Launcher) -> None:
         launcher.until_logged(f"workerlog.{rank}", "hanging")
 
 
-def test_a_signal_is_forwarded(job: Launch) -> None:
-    """Workers get the launcher's signal and the time to save; the job's exit code is 128 + it."""
-    launcher = job("tells_signals", *TWO)
-    until_hanging(launcher)
-    launcher.process.send_signal(signal.SIGINT)
-    _, err = launcher.ends_with(130)
-    for rank in (0, 1):
-        assert "got SIGINT\nsaved" in launcher.log(f"workerlog.{rank}")
-    last = err.splitlines()[-1]
-    assert last.startswith("stopped by SIGINT: worker 0, worker 1")
-    assert last.endswith("(asked to stop, clean). Job exit code 130.")
-
-
-def test_a_closed_terminal_leaves_time_to_save(job: Launch) -> None:
-    """When the terminal is gone nothing can be shown any more; workers still end in order."""
-    ours, terminal = pty.openpty()
-    launcher = job("tells_signals", *TWO, terminal=terminal)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_is_forwarded(job: Launch, number: signal.Signals) -> None:
+    """Workers get the launcher's signal and the time to save; the exit code is 128 + it. So it is when the
+    terminal is gone, where nothing can be shown."""
+    is_gone, (ours, terminal) = number == signal.SIGHUP, pty.openpty()
+    launcher = job("tells_signals", *TWO, **({"terminal": terminal} if is_gone else {}))
     os.close(terminal)
     until_hanging(launcher)
     os.close(ours)
-    launcher.process.send_signal(signal.SIGHUP)
-    assert launcher.ends()[0] == 128 + signal.SIGHUP
+    launcher.process.send_signal(number)
+    _, err = launcher.ends_with(128 + number)
     for rank in (0, 1):
-        assert "got SIGHUP\nsaved" in launcher.log(f"workerlog.{rank}")
+        assert f"got {number.name}\nsaved" in launcher.log(f"workerlog.{rank}")
+    if not is_gone:
+        last = err.splitlines()[-1]
+        assert last.startswith("stopped by SIGINT: worker 0, worker 1")
+        assert last.endswith("(asked to stop, clean). Job exit code 130.")
 
 
 def test_a_second_signal_kills(job: Launch) -> None:

@@ -52,44 +52,23 @@ staleness = 4
 
 def test_what_is_written_is_read_again() -> None:
     """Every setting that the launcher tells a process reaches it with its value."""
-    told = Environment(
-        role="server",
-        rank=1,
-        servers=("unix:/a", "h:1"),
-        workers=3,
-        worker_endpoints=("h:2",),
-        standby=2,
-        stage=1,
-        stages=2,
-        copy=1,
-        stage_copies=(1, 2),
-        stage_endpoints=("ipc:///x", "ipc:///y"),
-        durability="log+fsync",
-        snapshot_every="1000 rounds",
-        snapshot_store="s3://bucket/jobs",
-        resume="/snapshot",
-        worker_restarts=3,
-        dead_after=0.25,
-        replicas=1,
-        memory=1 << 33,
-        disk="/rows",
-        device="cuda",
-        device_memory=1 << 35,
-        insecure=True,
-        rules=("my_rules", "more.rules"),
-        rules_folder="/scripts",
-        job="j",
-        log_folder="/logs",
-        tensorboard="/events",
-        trace="http://collector:4318",
-        snapshots="/snapshots",
-        ready_file="/ready",
-        joined_file="/joined",
-        left_file="/left",
-        listen="h:0",
-        relocations="/moved",
-        liveness=7,
-    )
+    said: dict[str, Any] = {"role": "server", "rank": 1, "servers": ("unix:/a", "h:1")}
+    said |= {"workers": 3} | {
+        "worker_endpoints": ("h:2",),
+        "standby": 2,
+        "stage": 1,
+        "stages": 2,
+        "copy": 1,
+    }
+    said |= {"stage_copies": (1, 2), "stage_endpoints": ("ipc:///x", "ipc:///y"), "replicas": 1}
+    said |= {"durability": "log+fsync", "snapshot_every": "1000 rounds", "resume": "/snapshot"}
+    said |= {"snapshot_store": "s3://bucket/jobs", "worker_restarts": 3, "dead_after": 0.25}
+    said |= {"memory": 1 << 33, "disk": "/rows", "device": "cuda", "device_memory": 1 << 35}
+    said |= {"insecure": True, "rules": ("my_rules", "more.rules"), "rules_folder": "/scripts"}
+    said |= {"job": "j", "log_folder": "/logs", "relocations": "/moved", "tensorboard": "/events"}
+    said |= {"trace": "http://collector:4318", "snapshots": "/snapshots", "ready_file": "/ready"}
+    said |= {"joined_file": "/joined", "liveness": 7, "left_file": "/left", "listen": "h:0"}
+    told = Environment(**said)
     groups = (FleetSettings, StageSettings, JobSettings, ProcessSettings)
     changed = {one.name for group in groups for one in settings_of(group)} - {"tls"}
     plain = Environment()
@@ -148,34 +127,20 @@ job = 3  # job file 'job.toml' has no table 'job'; it has
 [servers] / count = 2  # Missing argument 'SCRIPT'"""
 
 
-NUMBERS = (
-    "0",
-    "-1",
-    "1",
-    "2.5",
-    "1025",
-    "65537",
-    "1000000000",
-    "1e18",
-    "1e300",
-    "inf",
-    "-inf",
-    "nan",
-)
+NUMBERS = "0 -1 1 2.5 1025 65537 1000000000 1e18 1e300 inf -inf nan"
 
 
 def test_a_number_is_taken_wherever_it_stands_or_nowhere() -> None:
     """In a job file each numeric setting takes the numbers that its flag and its variable take."""
     differing = []
     for one in {*settings_of(JobRequest), *settings_of(Launch), *settings_of(Environment)}:
-        for text in NUMBERS:
+        for text in NUMBERS.split():
             value = float(text) if set(text) & set(".enf") else int(text)
             if one.key and one.kind.fits(value):
                 is_taken = [_takes(one.parse, text), _takes(one.take, value)]
                 differing += [(one.key, text, is_taken)] if len({*is_taken}) > 1 else []
-    assert not [
-        entry for entry in differing if entry[1] not in ("1e18", "1e300")
-    ]  # a text has no exponent
+    # A text has no exponent.
+    assert not [entry for entry in differing if entry[1] not in ("1e18", "1e300")]
 
 
 def _takes(read: Callable[[Any, str], object], value: Any) -> bool:

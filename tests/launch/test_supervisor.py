@@ -1,9 +1,8 @@
-"""The state machine of a job, without a process: every path from the first start to the end."""
+"""The state machine of a job, without a process. Starts that fail and signals: test_local.py."""
 
 import signal
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,27 +100,11 @@ def test_the_first_failure_counts() -> None:
     assert not job.killed
 
 
-def test_a_signal_becomes_128_and_its_number() -> None:
-    """A server killed by SIGKILL ends the job with 137."""
-    job = training()
-    told(job, ProcessExited(S1, -9), ProcessExited(W0, 1), ProcessExited(W1, 1))
-    assert told(job, ProcessExited(S0, 0)) == [FinishJob(137)]
-
-
 def test_a_server_that_ends_early_has_failed() -> None:
     """Exit code 0 before a server is ready is a failure with exit code 1."""
     job = begun()
     assert told(job, ProcessExited(S0, 0)) == [SendSignal((S1,), signal.SIGTERM)]
     assert told(job, ProcessExited(S1, -15)) == [FinishJob(1)]
-
-
-def test_the_start_has_a_deadline() -> None:
-    """A server that is not ready in time fails the job."""
-    job = begun()
-    told(job, ServerReady(S0))
-    assert told(job, ClockTick(), at=10) == [SendSignal((S0, S1), signal.SIGTERM)]
-    assert failed(job) == S1
-    assert told(job, ProcessExited(S0, 0), ProcessExited(S1, -15)) == [FinishJob(1)]
 
 
 def test_a_server_out_of_reach_ends_the_start() -> None:
@@ -213,14 +196,6 @@ def _moment(job: Supervisor, kind: str, index: int, code: int) -> Event:
     return StopRequested(signal.SIGINT) if kind == "ask" else ClockTick()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_asked_before_ready(number: int) -> None:
-    """Before there are workers a signal stops the servers."""
-    job = begun()
-    assert told(job, StopRequested(number)) == [SendSignal((S0, S1), signal.SIGTERM)]
-    assert told(job, ProcessExited(S0, 0), ProcessExited(S1, 0)) == [FinishJob(128 + number)]
-
-
 def test_a_server_with_a_log_is_started_again() -> None:
     """So often as it may be; the next death is the job's failure, as is one before the training."""
     job = training(restarts=2)
@@ -282,10 +257,8 @@ def test_a_worker_that_came_back_too_late_is_done() -> None:
 
 def test_a_worker_that_dies_between_its_last_words_is_done() -> None:
     """A server has ended, so every worker has told it that it leaves; the other servers are asked to end."""
-    for before in (
-        (),
-        (ProcessExited(W1, -9),),
-    ):  # also if it was killed, and started again, a moment before
+    # Also if it was killed, and started again, a moment before.
+    for before in ((), (ProcessExited(W1, -9),)):
         job = training(worker_restarts=1)
         told(job, *before)
         told(job, ProcessExited(W0, 0, left=True), ProcessExited(S1, 0))

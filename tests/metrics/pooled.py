@@ -71,21 +71,13 @@ class Samples:
 
 def every_metric() -> list[metrics.Metric]:
     """One of each kind."""
+    plain = (metrics.Auc, metrics.LogLoss, metrics.NormalizedEntropy, metrics.Calibration)
     return [
-        metrics.Auc(),
+        *(kind() for kind in (*plain, metrics.RMSE, metrics.GroupAuc, metrics.Precision)),
         metrics.Auc("fine", spacing="logit", num_thresholds=8191),
-        metrics.LogLoss(),
-        metrics.NormalizedEntropy(),
-        metrics.Calibration(),
-        metrics.RMSE(),
-        metrics.GroupAuc(),
-        metrics.Recall(3),
-        metrics.NDCG(5),
-        metrics.Precision(),
         metrics.BinaryRecall("binary_recall"),
-        metrics.HitRate(2),
+        *(metrics.Recall(3), metrics.NDCG(5), metrics.HitRate(2), metrics.MRR(4)),
         metrics.HitRate(3, "user_hr", users=40),
-        metrics.MRR(4),
         metrics.NDCG(2, "user_ndcg", users=40),
         metrics.Coverage(1, 40),
     ]

@@ -196,9 +196,8 @@ def test_a_worker_that_nobody_watches_sends_nothing(fleet: LocalFleet) -> None:
     runtime = fleet.connect(0, "async")
     Client(runtime).sparse_table("rows", 4, SGD(0.5)).push(IDS, np.ones((50, 4), np.float32))
     runtime.flush()
-    time.sleep(
-        3 * fleet.environment(0).heartbeat_seconds
-    )  # not a start-up: heartbeats that bring nothing
+    # Not a start-up: heartbeats that bring nothing.
+    time.sleep(3 * fleet.environment(0).heartbeat_seconds)
     assert ("worker", "0") not in collect(fleet)
     until(lambda: ("worker", "0") in collect(fleet), "metrics of worker 0")
     runtime.close()

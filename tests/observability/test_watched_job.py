@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ from tests.observability.event_files import scalars
 from tests.observability.prometheus import Prometheus, scraping
 from tests.observability.trainer import ID, STEP, WORKER
 from tests.observability.watched import MOVES, STILL, Watched, charts, expected, shown, training
-from tests.programs import ended
 from tests.waiting import until
 
 _OPTIONS = (
@@ -245,10 +243,3 @@ def test_panels_have_names_of_their_own() -> None:
     page = dashboard_page()
     assert all(f"  {panel.unit}:" in page for panel in PANELS)
     assert not re.search(r"(src|href)=\"https?:", page)
-
-
-def test_the_generated_files_are_fresh() -> None:
-    """docs/watch.md, the dashboard of Grafana and the rules are those of the table."""
-    tool = [sys.executable, str(ROOT / "tools/generate_panels.py"), "--check"]
-    check = ended(tool)
-    assert check.returncode == 0, check.stderr

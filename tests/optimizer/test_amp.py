@@ -52,10 +52,8 @@ def test_scaling_saves_what_float16_would_lose() -> None:
 def test_a_step_that_does_not_fit_is_skipped(bad: float) -> None:
     """Nothing changes, not even Adam's count of steps; the scale falls, and the next step counts."""
     w, rows = Parameter("w", np.ones(2)), Parameter("rows", np.ones((3, 5)), sparse=True)
-    made = distributed(
-        Adam(0.1, lazy_mode=True),
-        amp={"dtype": "float16", "decr_every_n_nan_or_inf": 1, "decr_ratio": 0.5},
-    )
+    amp = {"dtype": "float16", "decr_every_n_nan_or_inf": 1, "decr_ratio": 0.5}
+    made = distributed(Adam(0.1, lazy_mode=True), amp=amp)
     fine = [(w, np.full(2, 0.5, np.float32)), (rows, rows_of([[0.5] * 5], [1]))]
     made.apply_gradients(fine)
     before = (w.numpy().copy(), rows.numpy().copy())
@@ -81,17 +79,9 @@ def test_the_sum_of_repeated_rows_has_to_fit() -> None:
 def test_the_scale_goes_up_and_down() -> None:
     """Up after incr_every_n_steps good steps in a row, down after decr_every_n_nan_or_inf bad ones."""
     w = Parameter("w", np.zeros(1))
-    made = distributed(
-        SGD(1.0),
-        amp={
-            "dtype": "float16",
-            "init_loss_scaling": 64.0,
-            "incr_every_n_steps": 3,
-            "decr_every_n_nan_or_inf": 2,
-            "incr_ratio": 4.0,
-            "decr_ratio": 0.5,
-        },
-    )
+    amp = {"dtype": "float16", "init_loss_scaling": 64.0, "incr_ratio": 4.0, "decr_ratio": 0.5}
+    amp |= {"incr_every_n_steps": 3, "decr_every_n_nan_or_inf": 2}
+    made = distributed(SGD(1.0), amp=amp)
     seen = []
     for good in (1, 1, 1, 0, 1, 0, 0, 0, 0):
         made.apply_gradients([(w, np.array([1.0 if good else np.inf]))])
@@ -105,15 +95,8 @@ def test_the_scale_goes_up_and_down() -> None:
 def test_the_scale_stays_if_it_is_told_to() -> None:
     """Without dynamic scaling bad steps are skipped all the same."""
     w = Parameter("w", np.zeros(1))
-    made = distributed(
-        SGD(1.0),
-        amp={
-            "dtype": "float16",
-            "use_dynamic_loss_scaling": False,
-            "decr_every_n_nan_or_inf": 1,
-            "incr_every_n_steps": 1,
-        },
-    )
+    amp = {"dtype": "float16", "decr_every_n_nan_or_inf": 1, "incr_every_n_steps": 1}
+    made = distributed(SGD(1.0), amp={**amp, "use_dynamic_loss_scaling": False})
     for value in (1.0, np.inf, 1.0):
         made.apply_gradients([(w, np.array([value]))])
     assert made.scaler.scale == 32768

@@ -68,17 +68,12 @@ def lamb(h: dict[str, Any]) -> Optimizer:
 
 
 def lars(h: dict[str, Any]) -> Optimizer:
-    return LarsMomentum(
-        h["lr"],
-        h["mu"],
-        h["lars_coeff"],
-        h["lars_weight_decay"][0],
-        epsilon=h["epsilon"],
-        rescale_grad=h["rescale_grad"],
-    )
+    more = {name: h[name] for name in ("epsilon", "rescale_grad")}
+    return LarsMomentum(h["lr"], h["mu"], h["lars_coeff"], h["lars_weight_decay"][0], **more)
 
 
 MOMENTS = {"m1": "moment1", "m2": "moment2"}
+NAMED_MOMENTS = {"w_moment1_0": "moment1", "w_moment2_0": "moment2"}
 VELOCITY = {"velocity": "velocity"}
 MOMENT = {"moment": "moment"}
 RMS = {"moment": "momentum", "mean_square": "mean_square"}
@@ -108,10 +103,7 @@ DENSE: dict[str, tuple[Make, dict[str, str]]] = {
         {"avg_squared_grad": "avg_squared_grad", "avg_squared_update": "avg_squared_update"},
     ),
     "adam": (adam, MOMENTS),
-    "adam_l2decay": (
-        lambda h: Adam(h["lr"], weight_decay=h["l2"]),
-        {"w_moment1_0": "moment1", "w_moment2_0": "moment2"},
-    ),
+    "adam_l2decay": (lambda h: Adam(h["lr"], weight_decay=h["l2"]), NAMED_MOMENTS),
     "adamw": (
         lambda h: AdamW(h["lr"], h["beta1"], h["beta2"], h["epsilon"], weight_decay=h["coeff"]),
         MOMENTS,
@@ -122,12 +114,9 @@ DENSE: dict[str, tuple[Make, dict[str, str]]] = {
     ),
     "nadam": (
         lambda h: NAdam(h["lr"], h["beta1"], h["beta2"], h["eps"], h["momentum_decay"]),
-        {"w_moment1_0": "moment1", "w_moment2_0": "moment2"},
+        NAMED_MOMENTS,
     ),
-    "radam": (
-        lambda h: RAdam(h["lr"], h["beta1"], h["beta2"], h["eps"]),
-        {"w_moment1_0": "moment1", "w_moment2_0": "moment2"},
-    ),
+    "radam": (lambda h: RAdam(h["lr"], h["beta1"], h["beta2"], h["eps"]), NAMED_MOMENTS),
     "rprop": (
         lambda h: Rprop(h["lr"], tuple(h["range"]), etas=tuple(h["etas"])),
         {"w_prevs_0": "prevs", "w_learning_rates_0": "learning_rates"},
@@ -172,8 +161,7 @@ def test_dense(name: str, shape: str) -> None:
             close(state[f"w.{slot}"], z[f"state_{recorded}"][t])
 
 
-SPARSE_MOMENTS = {"w_moment1_0": "moment1", "w_moment2_0": "moment2"}
-LARGEST = SPARSE_MOMENTS | {"w_moment2_max_0": "moment2_max"}
+LARGEST = NAMED_MOMENTS | {"w_moment2_max_0": "moment2_max"}
 SPARSE: dict[str, tuple[Make, dict[str, str]]] = {
     "sparse_sgd": (lambda h: SGD(h["lr"]), {}),
     "sparse_adagrad": (
@@ -189,9 +177,9 @@ SPARSE: dict[str, tuple[Make, dict[str, str]]] = {
             "w_mean_grad_0": "mean_grad",
         },
     ),
-    "sparse_lamb": (lambda h: Lamb(h["lr"], 0.05, 0.8, 0.95, 0.001), SPARSE_MOMENTS),
-    "sparse_adam_lazy": (lambda h: adam(h, lazy_mode=True), SPARSE_MOMENTS),
-    "sparse_adam_nonlazy": (adam, SPARSE_MOMENTS),
+    "sparse_lamb": (lambda h: Lamb(h["lr"], 0.05, 0.8, 0.95, 0.001), NAMED_MOMENTS),
+    "sparse_adam_lazy": (lambda h: adam(h, lazy_mode=True), NAMED_MOMENTS),
+    "sparse_adam_nonlazy": (adam, NAMED_MOMENTS),
     "sparse_amsgrad_lazy": (lambda h: adam(h, lazy_mode=True, amsgrad=True), LARGEST),
     "sparse_amsgrad_nonlazy": (lambda h: adam(h, amsgrad=True), LARGEST),
 }

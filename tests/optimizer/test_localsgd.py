@@ -146,11 +146,8 @@ def test_servers_get_no_dense_gradients() -> None:
         steps = {
             table["name"]: table["step"] for server in runtime.stats() for table in server["tables"]
         }
-        assert (steps[W.name], steps[V.name], steps[ROWS.name]) == (
-            1,
-            1,
-            5,
-        )  # the last is not committed
+        # The last is not committed.
+        assert (steps[W.name], steps[V.name], steps[ROWS.name]) == (1, 1, 5)
 
     together(1, 1, LocalSGDSettings(k_steps=100), work)
 

@@ -18,21 +18,13 @@ from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.strategy import AMPSettings, Settings
 from psfleet.optimizer import SGD, Adam, lr
 from psfleet.optimizer.outgoing_gradients import GradientScaler
-from tests.refusals import check_refusals
+from tests.refusals import check_refusals, named
 from tests.runtimes import own_programs
 
 pytestmark = pytest.mark.quick
 
-NAMES = {
-    **{k: v for face in (optimizer, clip, regularizer) for k, v in vars(face).items()},
-    "lr": lr,
-    "fluid": fluid,
-    "np": np,
-    "nan": math.nan,
-    "Parameter": Parameter,
-    "SparseGrad": SparseGrad,
-    "SETTINGS": Settings.from_parts,
-}
+NAMES = vars(optimizer) | vars(clip) | vars(regularizer) | named(Parameter, SparseGrad)
+NAMES |= {"lr": lr, "fluid": fluid, "np": np, "nan": math.nan, "SETTINGS": Settings.from_parts}
 VALUES = """
 SGD(-0.1)  # learning_rate is -0.1
 SGD(nan)  # learning_rate is nan
@@ -144,6 +136,12 @@ SETTINGS({"localsgd": {}, "dgc": {}})  # dgc and localsgd contradict
 SETTINGS({"localsgd": {}, "consistency": {"mode": "async"}})  # localsgd and the consistency mode 'async'
 SETTINGS({"localsgd": {}, "pipeline": {}})  # localsgd and pipeline contradict
 SETTINGS({"localsgd": {"adaptive": True}})  # 'adaptive'
+SETTINGS({"wire": {"push": "int4"}})  # wire push is 'int4'; it must be fp32, bf16 or int8
+SETTINGS({"wire": {"pull": "bfloat16"}})  # wire pull is 'bfloat16'
+SETTINGS({"wire": {"both": "bf16"}})  # 'both'
+SETTINGS({"wire": {}, "amp": {}})  # amp and wire contradict
+SETTINGS({"wire": {}, "dgc": {}})  # dgc and wire contradict
+SETTINGS({"wire": {}, "consistency": {"mode": "geo"}})  # wire and the consistency mode 'geo'
 """
 TABLES = """
 ps.sparse_table("t", 2, None)  # there is no table 't', and without an optimizer

@@ -133,9 +133,8 @@ def test_step_counters_are_exact(step: int, fleet: EmbeddedRuntime) -> None:
 def test_limit_bounds_the_drift() -> None:
     """The drift that the limit leaves out is below 1e-6 of the rate for the worst gradients."""
     rule = AdamCatchUp(0.9, 0.999)
-    history = np.array(
-        [(rule.beta1 / rule.beta2) ** age for age in range(2000)][::-1]
-    )  # worst case
+    # Worst case.
+    history = np.array([(rule.beta1 / rule.beta2) ** age for age in range(2000)][::-1])
     m = v = 0.0
     for gradient in history:
         m = rule.beta1 * m + (1 - rule.beta1) * gradient

@@ -14,34 +14,22 @@ from psfleet.core.graph.parameters.parameter import Parameter
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.process_runtime import current
 from psfleet.optimizer import SGD, Adam, Momentum, lr
+from tests.optimizer import test_placement
 
 pytestmark = pytest.mark.quick
 
 ONE = np.ones(3, np.float32)
 
 MAKERS: dict[str, Callable[[], optimizer.Optimizer]] = {
-    "sgd": lambda: SGD(0.1),
-    "momentum": lambda: Momentum(0.1, 0.9),
-    "adam": lambda: Adam(lr.ExponentialDecay(0.1, 0.9)),
-    "lazy": lambda: Adam(0.1, lazy_mode=True),
-    "catch-up": lambda: Adam(0.1, sparse_mode="catch-up"),
-    "dgc": lambda: optimizer.DGCMomentum(0.1, 0.9, 2, sparsity=[0.5]),
-    "ftrl": lambda: optimizer.Ftrl(0.1, 0.01),
-    "lamb": lambda: optimizer.Lamb(0.1),
-    "adamax": lambda: optimizer.Adamax(0.1),
-    "asgd": lambda: optimizer.ASGD(0.1, 3),
-    "nadam": lambda: optimizer.NAdam(0.1),
-    "rowwise": lambda: optimizer.RowWiseAdagrad(0.1),
-    "rmsprop": lambda: optimizer.RMSProp(0.1, centered=True),
-    "rprop": lambda: optimizer.Rprop(0.1),
-    "lookahead": lambda: optimizer.LookAhead(Momentum(0.1), k=3),
-    "amsgrad": lambda: optimizer.AMSGrad(0.1),
-    "adamw": lambda: optimizer.AdamW(0.1),
-    "lars": lambda: optimizer.LarsMomentum(0.1, 0.9),
+    **test_placement.MAKERS,
+    "Ftrl": lambda: optimizer.Ftrl(0.1, 0.01),
+    "Adam of a schedule": lambda: Adam(lr.ExponentialDecay(0.1, 0.9)),
+    "Adam, lazy": lambda: Adam(0.1, lazy_mode=True),
+    "Adam, catch-up": lambda: Adam(0.1, sparse_mode="catch-up"),
+    "DGCMomentum": lambda: optimizer.DGCMomentum(0.1, 0.9, 2, sparsity=[0.5]),
+    "LookAhead": lambda: optimizer.LookAhead(Momentum(0.1), k=3),
 }
-
-
-IDS = np.array([-7, 0, 3, 10**15])
+IDS, HALF = np.array([-7, 0, 3, 10**15]), InitializerSpec("constant", 0.5)
 
 
 def three(prefix: str) -> list[Parameter]:
@@ -49,13 +37,7 @@ def three(prefix: str) -> list[Parameter]:
     return [
         Parameter(f"{prefix}_dense", np.ones((4, 5))),
         Parameter(f"{prefix}_rows", np.ones((4, 5)), sparse=True),
-        Parameter(
-            f"{prefix}_any",
-            shape=(-1, 5),
-            sparse=True,
-            distributed=True,
-            initializer=InitializerSpec("constant", 0.5),
-        ),
+        Parameter(f"{prefix}_any", shape=(-1, 5), sparse=True, distributed=True, initializer=HALF),
     ]
 
 
@@ -63,13 +45,8 @@ def train(opt: optimizer.Optimizer, them: list[Parameter], numbers: range) -> No
     for number in numbers:
         rng = np.random.default_rng(number)
         grad, places = rng.normal(size=(4, 5)).astype(np.float32), rng.integers(0, 4, 4)
-        opt.apply_gradients(
-            [
-                (them[0], grad),
-                (them[1], SparseGrad(places, grad)),
-                (them[2], SparseGrad(IDS[places], grad)),
-            ]
-        )
+        rows, anywhere = SparseGrad(places, grad), SparseGrad(IDS[places], grad)
+        opt.apply_gradients([*zip(them, (grad, rows, anywhere), strict=True)])
 
 
 def weights(them: list[Parameter]) -> list[Any]:

@@ -12,7 +12,7 @@ from psfleet.core.runtime.strategy import Settings
 from psfleet.optimizer import SGD, PipelineOptimizer, RecomputeOptimizer
 from tests.pipeline.conftest import build_model, make_feed, run_stages
 from tests.pipeline.test_strategy import cut
-from tests.refusals import check_refusals
+from tests.refusals import check_refusals, named
 
 pytestmark = pytest.mark.quick
 
@@ -66,18 +66,8 @@ def process(**more: str) -> Environment:
 
 def test_settings() -> None:
     """Schedules, strategies and places of processes that cannot be, each by the value that is wrong."""
-    check_refusals(
-        SETTINGS,
-        {
-            "strategy": strategy,
-            "process": process,
-            "PipelineOptimizer": PipelineOptimizer,
-            "RecomputeOptimizer": RecomputeOptimizer,
-            "fc": layers.fc,
-            "SGD": SGD,
-            "cut": cut,
-        },
-    )
+    classes = named(PipelineOptimizer, RecomputeOptimizer, SGD)
+    check_refusals(SETTINGS, classes | named(strategy, process, layers.fc, cut))
 
 
 def test_runs() -> None:

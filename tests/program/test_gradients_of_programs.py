@@ -260,6 +260,5 @@ def test_places(kind: str, places: int) -> None:
     expected_losses, expected = looked_up("dense", places)
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-6)
-    assert (
-        np.abs(expected).max() > 0.05
-    )  # it has moved from the first values, which are within 0.01
+    # It has moved from the first values, which are within 0.01.
+    assert np.abs(expected).max() > 0.05

@@ -14,7 +14,7 @@ from psfleet.core.graph.program.ops.reduce import SequencePool
 from psfleet.core.graph.program.program import default_startup_program
 from psfleet.core.graph.program.variable import Variable, to_variable
 from tests.program.hand import HandSGD
-from tests.refusals import check_refusals
+from tests.refusals import check_refusals, named
 from tests.runtimes import own_programs
 
 pytestmark = pytest.mark.quick
@@ -38,19 +38,9 @@ def pool(kind: Any = "sum", data: Any = None, **options: Any) -> Any:
     )
 
 
-NAMES = {
-    **{name: getattr(layers, name) for name in layers.__all__},
-    "x": x,
-    "run": run,
-    "pool": pool,
-    "np": np,
-    "fluid": fluid,
-    "SequencePool": SequencePool,
-    "const": to_variable,
-    "initializer": initializer,
-    "layers": layers,
-    "nan": np.nan,
-}
+NAMES = vars(layers) | named(x, run, pool, SequencePool)
+NAMES |= {"np": np, "fluid": fluid, "initializer": initializer, "layers": layers}
+NAMES |= {"nan": np.nan, "const": to_variable}
 LAYERS = """
 x(None, 3) + x(None, 4)  # ShapeError: ...cannot combine the shapes (None, 3) and (None
 fc(x(None, None), 2)  # ShapeError: ...extents from axis 1 on must be known

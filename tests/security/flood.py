@@ -13,9 +13,8 @@ import socket
 import sys
 from collections.abc import Iterator
 
-_NO_PORT = (
-    24  # IP_BIND_ADDRESS_NO_PORT of linux/in.h: many more connections than ports of one address
-)
+# IP_BIND_ADDRESS_NO_PORT of linux/in.h: many more connections than ports of one address.
+_NO_PORT = 24
 
 
 def _opened(server: tuple[str, int], source: str) -> socket.socket:

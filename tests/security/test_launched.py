@@ -114,9 +114,8 @@ def test_certificates_by_hand(tmp_path: Path) -> None:
     assert "still good" in certs("--days", "10", "--keep", str(tmp_path / "job")).stdout
     assert (tmp_path / "job/server/token").read_bytes() == before
     assert not usable(tmp_path / "job", 11)
-    assert (
-        certs("--keep", str(tmp_path / "job")).returncode == 0
-    )  # 10 days are less than half of 30
+    # 10 days are less than half of 30.
+    assert certs("--keep", str(tmp_path / "job")).returncode == 0
     assert (tmp_path / "job/server/token").read_bytes() != before
     refused = certs("--days", "0", str(tmp_path / "job"))
     assert (refused.returncode, refused.stderr) == (

@@ -8,18 +8,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("psfleet", "server", "worker", "launch", "examples", "benchmarks", "tools")
+PICKLERS = "_pickle cloudpickle cPickle dill joblib jsonpickle marshal pickle shelve"
 BANNED_MODULES = {
-    *(
-        "_pickle",
-        "cloudpickle",
-        "cPickle",
-        "dill",
-        "joblib",
-        "jsonpickle",
-        "marshal",
-        "pickle",
-        "shelve",
-    ),
+    *PICKLERS.split(),
     "multiprocessing",  # its queues and pipes unpickle
     "pandas",  # read_pickle, and read_hdf that unpickles
     "yaml",  # yaml.load makes objects; nothing here needs it
@@ -39,9 +30,8 @@ ALLOWED_CALLS = {
 def sources() -> Iterator[tuple[str, ast.AST]]:
     """Every module that is shipped, with its name."""
     for folder in FOLDERS:
-        paths = (
-            p for p in (ROOT / folder).rglob("*.py") if ".venv" not in p.parts
-        )  # others' packages
+        # Others' packages.
+        paths = (p for p in (ROOT / folder).rglob("*.py") if ".venv" not in p.parts)
         for path in sorted(paths):
             yield str(path.relative_to(ROOT)), ast.parse(path.read_text(), str(path))
 

@@ -17,7 +17,7 @@ from psfleet.core.engine.tables.dense import DenseTable
 from psfleet.core.engine.tables.memory_choice import MemoryChoice
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.graph.parameters.parameter import Parameter
-from tests.refusals import check_refusals
+from tests.refusals import check_refusals, named
 
 pytestmark = pytest.mark.quick
 
@@ -110,24 +110,9 @@ ARRAYS = """
 rows.restore(np.zeros(2, np.int64), np.zeros((2, 4), np.int32))  # ShapeError: ...(2, 4)
 dense.restore(1, [np.zeros(4, np.float32)])  # ShapeError: ...its state is 3 arrays
 """
-NAMES = {
-    **{name: getattr(entry, name) for name in entry.__all__},
-    "Wrong": Wrong,
-    "evicting": evicting,
-    "spec": spec,
-    "make_entry": make_entry,
-    "np": np,
-    "inf": math.inf,
-    "nan": math.nan,
-    "Parameter": Parameter,
-    "make_rule": make_rule,
-    "ASGD": ASGD,
-    "Slot": Slot,
-    "MemoryChoice": MemoryChoice,
-    "SparseGrad": SparseGrad,
-    "InitializerSpec": InitializerSpec,
-    "SparseTable": SparseTable,
-}
+NAMES = vars(entry) | {"np": np, "inf": math.inf, "nan": math.nan}
+NAMES |= named(Wrong, evicting, spec, make_entry, Parameter, make_rule, ASGD, Slot)
+NAMES |= named(MemoryChoice, SparseGrad, InitializerSpec, SparseTable)
 
 
 def test_definitions() -> None:

@@ -10,7 +10,7 @@ import psfleet.torch as pst
 from psfleet import optimizer
 from psfleet.core.engine.schema.entry import ProbabilityEntry
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
-from tests.refusals import check_refusals
+from tests.refusals import check_refusals, named
 from tests.torch import models
 
 
@@ -132,24 +132,9 @@ pst.EmbeddingBag(4, 1025)  # embedding_dim is 1025...it must be
 pst.EmbeddingBag(4, 2.5)  # embedding_dim is 2.5...it must be
 pst.EmbeddingBag(4, None)  # embedding_dim is None...it must be
 """
-NAMES = {
-    "convert": convert,
-    "table": table,
-    "line": line,
-    "torch": torch,
-    "nn": nn,
-    "pst": pst,
-    "Tied": Tied,
-    "Mixed": Mixed,
-    "Own": Own,
-    "Pair": Pair,
-    "looped": looped,
-    "np": np,
-    "SGD": torch.optim.SGD,
-    "Adam": torch.optim.Adam,
-    "optimizer": optimizer,
-    "ProbabilityEntry": ProbabilityEntry,
-}
+NAMES = vars(torch.optim) | named(convert, table, line, looped, Tied, Mixed, Own, Pair)
+NAMES |= named(ProbabilityEntry)
+NAMES |= {"torch": torch, "nn": nn, "pst": pst, "np": np, "optimizer": optimizer}
 
 
 def test_conversions(fleet: EmbeddedRuntime) -> None:

@@ -20,6 +20,8 @@ from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer import SGD
 from tests.torch import models  # noqa: F401  # sets torch's threads
 
+SIX = torch.arange(6)
+
 
 def model(servers: int | None) -> torch.nn.ModuleDict:
     """An embedding, a bag and features."""
@@ -33,30 +35,31 @@ def model(servers: int | None) -> torch.nn.ModuleDict:
     )
 
 
+def outputs(model: Any) -> list[torch.Tensor]:
+    """What the three modules look up of ids 0 to 5."""
+    bags, features = model["bag"](SIX.reshape(2, 3)), model["features"]({"f": SIX})
+    return [model["one"](SIX), bags, features["f"]]
+
+
+def train(model: Any, opt: pst.DistributedOptimizer) -> None:
+    """Three updates of all looked-up rows towards 1."""
+    for _ in range(3):
+        loss: Any = sum((each - 1).square().mean() for each in outputs(model))
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+
+
 def trained(mode: str, servers: int | None) -> tuple[bytes, list[int]]:
     """Rows after some steps on three servers, and the pushes of each."""
-    ids = torch.arange(6)
     with LocalFleet(3, 1, in_process=True) as fleet:
         runtime = fleet.connect(0, mode)
         before = current().use(runtime)
         copied_model = copy.deepcopy(model(servers))
-        opt = pst.DistributedOptimizer(
-            copied_model, torch.optim.SGD(copied_model.parameters(), 0.1)
-        )
-        for _ in range(3):
-            out = (
-                copied_model["one"](ids).square().mean()
-                + copied_model["bag"](ids.reshape(2, 3)).square().mean()
-            )
-            (out + (copied_model["features"]({"f": ids})["f"] - 1).square().mean()).backward()
-            opt.step()
-            opt.zero_grad()
-        rows = [
-            copied_model["one"](ids),
-            copied_model["bag"](ids.reshape(2, 3)),
-            copied_model["features"]({"f": ids})["f"],
-        ]
-        contents = b"".join(each.detach().numpy().tobytes() for each in rows)
+        sgd = torch.optim.SGD(copied_model.parameters(), 0.1)
+        opt = pst.DistributedOptimizer(copied_model, sgd)
+        train(copied_model, opt)
+        contents = b"".join(each.detach().numpy().tobytes() for each in outputs(copied_model))
         pushes = [server["pushes"] for server in runtime.stats()]
         current().use(before)
         runtime.close()
@@ -162,16 +165,11 @@ def test_rows_in_16_bits(fleet: EmbeddedRuntime) -> None:
     )
     model = copy.deepcopy(model)
     opt = pst.DistributedOptimizer(model, torch.optim.SGD(model.parameters(), 0.1))
-    ids = torch.arange(6)
-    for _ in range(3):
-        out = model["one"](ids).square().mean() + model["bag"](ids.reshape(2, 3)).square().mean()
-        (out + model["features"]({"f": ids})["f"].square().mean()).backward()
-        opt.step()
-        opt.zero_grad()
+    train(model, opt)
     specs = fleet.specs().values()
     assert {spec.name: spec.precision for spec in specs} == dict.fromkeys(
         ("one", "own", "bag", "features"), "bfloat16"
     )
-    bits = model["one"](ids).detach().numpy().view(np.uint32)
+    bits = model["one"](SIX).detach().numpy().view(np.uint32)
     assert bits.any()
     assert not (bits & np.uint32(0xFFFF)).any()
