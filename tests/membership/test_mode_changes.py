@@ -14,11 +14,11 @@ from psfleet.core.base.job_files import write_request
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.net.v1 import shard_pb2
-from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
+from psfleet.core.runtime.modes.switch import ModeSwitchRuntime
 from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.consistency.workers import DENSE, ROWS, step
+from tests.consistency.workers import DENSE, ROWS, ready, step
 from tests.trainings import in_threads
 from tests.watched_calls import WatchedCalls
 from tests.worker_deaths import SimulatedDeath
@@ -53,8 +53,6 @@ def test_a_restarted_worker_joins_in_the_present_mode(phase: int) -> None:
     died: list[bool] = []
 
     def script(runtime: ModeSwitchRuntime) -> None:
-        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
-        runtime.create(ROWS)
         for number, consistency in enumerate([FIRST, *CHANGES]):
             if number:
                 runtime.set_mode(consistency)
@@ -70,12 +68,12 @@ def test_a_restarted_worker_joins_in_the_present_mode(phase: int) -> None:
             runtime.barrier()
 
     def work(fleet: LocalFleet, worker: int) -> None:
-        runtime = connect(fleet.environment(worker), FIRST)
+        runtime = ready(fleet, worker, FIRST)
         try:
             script(runtime)
         except Dead:
             runtime.abandon()
-            runtime = connect(fleet.environment(worker), FIRST)
+            runtime = ready(fleet, worker, FIRST)
             modes.append(runtime.consistency.mode)
             script(runtime)
         dense, rows = runtime.pull([Read(DENSE.key), Read(ROWS.key, np.arange(SAMPLES))])
@@ -103,12 +101,9 @@ def test_a_mode_request_from_outside_is_for_those_who_come_later_too() -> None:
     taken: list[bool] = []
 
     def script(fleet: LocalFleet, runtime: ModeSwitchRuntime) -> None:
-        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
-        runtime.create(ROWS)
         runtime.check = partial(refuse, "geo")
-        for number, mode_request in enumerate(
-            [{"mode": "ssp", "staleness": 1}, None, {"mode": "geo"}], 1
-        ):
+        requests = [{"mode": "ssp", "staleness": 1}, None, {"mode": "geo"}]
+        for number, mode_request in enumerate(requests, 1):
             if mode_request is not None and runtime.worker_index == 0:
                 write_request(fleet.snapshots.parent, number, mode_request)
             runtime.barrier()
@@ -119,12 +114,12 @@ def test_a_mode_request_from_outside_is_for_those_who_come_later_too() -> None:
             step(runtime, np.arange(3))
 
     def work(fleet: LocalFleet, worker: int) -> None:
-        runtime = connect(fleet.environment(worker), FIRST)
+        runtime = ready(fleet, worker, FIRST)
         try:
             script(fleet, runtime)
         except Dead:
             runtime.abandon()
-            runtime = connect(fleet.environment(worker), FIRST)
+            runtime = ready(fleet, worker, FIRST)
             assert runtime.consistency == ConsistencySettings("ssp", staleness=1)
             script(fleet, runtime)
         runtime.close()
@@ -173,11 +168,8 @@ def test_a_later_incarnation_makes_the_change(before: Mode, after: Mode, told: i
 
     def script(runtime: ClusterRuntime) -> None:
         runtime.create(ROWS)
-        if (
-            runtime.mode.name == "async"
-        ):  # numbers that the second server has not seen when it changes
-            for _ in range(3 * runtime.worker_index):
-                runtime.push([])
+        for _ in range(3 * runtime.worker_index if runtime.mode.name == "async" else 0):
+            runtime.push([])  # numbers that the second server has not seen when it changes
         runtime.set_mode(ConsistencySettings(after))
         for ranges in runtime.data_steps(runtime, SAMPLES, BATCH, 1, 0, 1):
             runtime.pull([Read(ROWS.key, IDS)])
@@ -188,9 +180,8 @@ def test_a_later_incarnation_makes_the_change(before: Mode, after: Mode, told: i
             used.update(position for pair in ranges for position in range(*pair))
         runtime.barrier()
         (rows,) = runtime.pull([Read(ROWS.key, IDS)])
-        steps = (
-            SAMPLES // BATCH // (2 if after == "sync" else 1)
-        )  # in a round that of both workers is one
+        # In a round the steps of both workers are one.
+        steps = SAMPLES // BATCH // (2 if after == "sync" else 1)
         np.testing.assert_array_equal(rows, np.full(rows.shape, -steps, np.float32))
         runtime.close()
 
