@@ -1,5 +1,6 @@
 """A small training run whose result depends on everything that can go wrong."""
 
+import contextlib
 import threading
 import time
 import traceback
@@ -12,6 +13,12 @@ import numpy as np
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime, TableState
 from psfleet.core.engine.schema.table import InitializerSpec, RowPrecision, TableSpec
+from psfleet.fleet.testing.local_fleet import LocalFleet
+from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.session.retry_policy import Patience
+
+PATIENCE = Patience(reply=500.0, outage=500.0, start=500.0, leave=60.0)
+"""Of workers whose servers start again on any machine."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,18 @@ def same_bits(left: Sequence[TableState], right: Sequence[TableState]) -> None:
             np.testing.assert_array_equal(one.ids, other.ids)
         for ours, theirs in zip(one.values, other.values, strict=True):
             np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+def trained(fleet: LocalFleet, training: TrainingWorkload) -> list[TableState]:
+    """The tables after sync training by all workers of the fleet, whose servers may die and come back."""
+
+    def connect(worker: int) -> ClusterRuntime:
+        return ClusterRuntime(fleet.environment(worker), "sync", patience=PATIENCE)
+
+    with fleet.reviving() if fleet.durability != "none" else contextlib.nullcontext():
+        states = train_together(fleet.workers, training, connect)
+        assert fleet.wait(300) == [0] * fleet.servers, [fleet.log(i) for i in range(fleet.servers)]
+    return states
 
 
 def train_together(

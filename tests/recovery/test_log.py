@@ -1,6 +1,7 @@
 """The log of a server: taken again it gives the same server, and damage is never taken for truth.
 
-PSFLEET_TORTURE flips all bits of a log; otherwise it is one of each byte.
+PSFLEET_TORTURE flips all bits of a log and cuts it everywhere. Otherwise one bit of three bytes is flipped, and
+cuts are around the ends of records and at every fifth byte.
 """
 
 import os
@@ -274,6 +275,8 @@ def test_every_truncation_is_recovered_from(tmp_path: Path) -> None:
     whole, states = small(path)
     ends = [end for _, _, end, _ in records(path)]
     for length in range(len(whole)):
+        if not ALL and length % 5 and not any(abs(length - end) <= HEAD + 1 for end in ends):
+            continue
         path.write_bytes(whole[:length])
         if length < ends[0]:
             with pytest.raises(LogError, match=r"no log|damaged"):
@@ -294,7 +297,7 @@ def test_every_flipped_bit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log"
     whole, _ = small(path)
     for bit in range(8 * len(whole)):
-        if not ALL and bit % 8 != bit // 8 % 8:
+        if not ALL and bit % 24 != bit // 24 % 24:
             continue
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8

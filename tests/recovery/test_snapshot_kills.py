@@ -13,12 +13,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.core.engine.runtime_interface import Gradient, TableState
+from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.session.retry_policy import Patience
-from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together, zero_rows
+from tests.trainings import PATIENCE, TrainingWorkload, in_threads, same_bits, trained, zero_rows
 
 TRAINING = TrainingWorkload(steps=60, pause=0.03)
 ALONE = TrainingWorkload(steps=60)
@@ -27,11 +26,7 @@ PUSHES = 120
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 POINTS = ("turned", "cut", "page", "written")
 LEADING = ("unnamed", "complete", "shortened")  # of server 0
-PATIENCE = Patience(reply=500.0, outage=500.0, start=500.0, leave=60.0)  # on any machine
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.timeout(600),
-]  # a dozen processes start one after the other
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # a dozen processes, one after the other
 
 
 def deaths(seed: int, points: Mapping[int, Sequence[str]]) -> dict[int, list[str]]:
@@ -49,18 +44,6 @@ def deaths(seed: int, points: Mapping[int, Sequence[str]]) -> dict[int, list[str
     }
 
 
-def train(fleet: LocalFleet, training: TrainingWorkload = TRAINING) -> list[TableState]:
-    """Sync training by every worker; the tables that worker 0 then reads."""
-
-    def connect(worker: int) -> ClusterRuntime:
-        return ClusterRuntime(fleet.environment(worker), "sync", patience=PATIENCE)
-
-    with fleet.reviving():
-        states = train_together(fleet.workers, training, connect)
-        assert fleet.wait(300) == [0] * fleet.servers, [fleet.log(i) for i in range(fleet.servers)]
-    return states
-
-
 @pytest.mark.parametrize("seed", range(1 + MORE))
 def test_kills_around_snapshots_do_not_change_a_bit(
     seed: int, record_property: Callable[[str, object], None]
@@ -70,24 +53,22 @@ def test_kills_around_snapshots_do_not_change_a_bit(
     alone = EmbeddedRuntime()
     ALONE.run(alone)
     with LocalFleet(2, 1, durability="log", crashes=crashes, snapshot_every="5 rounds") as fleet:
-        same_bits(train(fleet), ALONE.result(alone))
+        same_bits(trained(fleet, TRAINING), ALONE.result(alone))
         record_property("deaths in sync mode with snapshots", fleet.deaths)
         assert fleet.restarts >= 2
 
 
 # After "unnamed" the log surely holds rounds that are replayed; after the others it may have none.
-@pytest.mark.long
 @pytest.mark.parametrize("points", [POINTS, (LEADING[0], "replay", *LEADING[1:])])
 def test_the_only_server_dies_at_every_point(points: tuple[str, ...]) -> None:
     """One process after the other dies, each at another point; older logs are gone in the end."""
     alone = EmbeddedRuntime()
     ALONE.run(alone)
     crashes = {0: [f"{point}:1" for point in points]}
-    slow = replace(
-        TRAINING, pause=0.15
-    )  # a server that starts again hears its worker after a second
+    # A server that starts again hears its worker after a second.
+    slow = replace(TRAINING, pause=0.15)
     with LocalFleet(1, 1, durability="log", crashes=crashes, snapshot_every="5 rounds") as fleet:
-        same_bits(train(fleet, slow), ALONE.result(alone))
+        same_bits(trained(fleet, slow), ALONE.result(alone))
         assert fleet.restarts == len(points)
         assert not (fleet.snapshots.parent / "server.0.log").exists()
         left = [path.name for path in fleet.snapshots.iterdir() if path.name.endswith(".partial")]

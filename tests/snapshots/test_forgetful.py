@@ -16,13 +16,11 @@ from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.session.retry_policy import Patience
-from tests.trainings import zero_rows
+from tests.trainings import PATIENCE, zero_rows
 from tests.waiting import until
 
 COUNTS = zero_rows("counts")
 IDS = np.arange(100)
-PATIENCE = Patience(reply=500.0, outage=500.0, start=500.0, leave=60.0)  # on any machine
 pytestmark = pytest.mark.timeout(600)  # processes start one after the other
 
 

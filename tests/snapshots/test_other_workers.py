@@ -10,12 +10,11 @@ import pytest
 
 from psfleet.core.engine.worker_state import redealt
 from psfleet.core.runtime.dataset_pass import batches
-from psfleet.core.runtime.modes.switch import connect
 from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer.lr import StepDecay
-from tests.consistency.workers import DENSE, ROWS, step
+from tests.consistency.workers import ready, step
 from tests.trainings import in_threads
 
 SAMPLES, EPOCHS = 50, 2
@@ -30,9 +29,7 @@ def test_what_is_left_is_dealt_to_the_others(mode: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "snapshot")
 
     def work(fleet: LocalFleet, worker: int, batch: int, stop: int) -> None:
-        runtime = connect(fleet.environment(worker), ConsistencySettings(mode))
-        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
-        runtime.create(ROWS)
+        runtime = ready(fleet, worker, ConsistencySettings(mode))
         for size, counts in ((10, earlier), (SAMPLES, used)):
             for done, ranges in enumerate(
                 runtime.data_steps(runtime, size, batch, EPOCHS, 0, 1), 1
@@ -60,8 +57,7 @@ def test_what_is_left_is_dealt_to_the_others(mode: Any, tmp_path: Path) -> None:
     assert used == Counter(dict.fromkeys(range(SAMPLES * EPOCHS), 1))
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("mode", "workers"), [("sync", 2), ("sync", 3), ("async", 3)])
 def test_a_resumed_job_may_have_more_epochs(mode: Any, workers: int, tmp_path: Path) -> None:
     """A job whose dataset has ended goes on from its snapshot for two further epochs, with the same number of
     workers or another one: each sample is used once more, in the order of its epoch, and what is remembered
@@ -72,9 +68,7 @@ def test_a_resumed_job_may_have_more_epochs(mode: Any, workers: int, tmp_path: P
 
     def work(fleet: LocalFleet, worker: int, count: int, epochs: int) -> None:
         job = epochs > EPOCHS
-        runtime: Any = connect(fleet.environment(worker), ConsistencySettings(mode))
-        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
-        runtime.create(ROWS)
+        runtime: Any = ready(fleet, worker, ConsistencySettings(mode))
         loops = DataLoops(worker, count, runtime.barrier, runtime=lambda: runtime, snapshots=True)
         rate = loops.remember("rate", StepDecay(0.1, step_size=1000))
         data = batches(SAMPLES, 3, epochs, 7, 1, lambda: runtime)
