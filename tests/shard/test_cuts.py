@@ -17,7 +17,6 @@ from psfleet.core.engine.shard.events import (
     Pull,
     Push,
     SendError,
-    SendOutcome,
     WriteSnapshot,
 )
 from psfleet.core.engine.shard.shard import Shard
@@ -124,11 +123,3 @@ def test_a_fleet_without_rounds_is_not_cut_after_one() -> None:
     take(one, push(0, 1))
     with pytest.raises(PsfleetError, match="the fleet now runs in mode 'async' on server 0"):
         take(one, BeginCut(PendingCut(1, round=0)))
-
-
-def test_a_reply_says_how_far_it_is() -> None:
-    """Server 0 learns the last closed round of each server."""
-    one = shard("sync")
-    [reply] = one.handle(BeginCut(PendingCut(1)), "call")
-    assert isinstance(reply, SendOutcome)
-    assert reply.number == 0

@@ -9,14 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from psfleet.core.base.errors import (
-    DeadlineExceeded,
-    Fenced,
-    Gap,
-    NotReady,
-    ProtocolError,
-    ShapeError,
-)
+from psfleet.core.base.errors import DeadlineExceeded, Gap, ProtocolError, ShapeError
 from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.rules.adam import Adam
 from psfleet.core.engine.rules.momentum import SGD
@@ -67,9 +60,9 @@ def make(shards: list[Shard], workers: int, mode: str = "sync") -> Shard:
     return shard
 
 
-def dense_push(worker: int, sequence: int, value: float, incarnation: int = 1) -> Push:
+def dense_push(worker: int, sequence: int, value: float) -> Push:
     gradient = Gradient(DENSE.key, np.full(3, value, np.float32), None, 1.0)
-    return Push(worker, incarnation, sequence, (gradient,))
+    return Push(worker, 1, sequence, (gradient,))
 
 
 def weights(shard: Shard) -> list[float]:
@@ -94,16 +87,6 @@ def test_skipped_push_is_a_gap(shards: list[Shard], mode: str) -> None:
     shard = make(shards, 1, mode)
     assert outcome(shard.handle(dense_push(0, 2, 1.0), "a")) is Gap
     assert weights(shard) == [0, 0, 0]
-
-
-def test_earlier_incarnation_is_fenced(shards: list[Shard]) -> None:
-    """After a new incarnation has joined, the old one can neither push nor pull; an unknown one must join."""
-    shard = make(shards, 1, "async")
-    shard.handle(Join(0, 2, find_mode("async")), "join")
-    assert outcome(shard.handle(dense_push(0, 1, 1.0, incarnation=1), "a")) is Fenced
-    assert outcome(shard.handle(Pull(0, 1, ()), "p")) is Fenced
-    assert outcome(shard.handle(dense_push(0, 1, 1.0, incarnation=3), "a")) is NotReady
-    assert outcome(shard.handle(dense_push(0, 1, 1.0, incarnation=2), "a")) == "applied"
 
 
 def test_waiting_pull_expires_by_name(shards: list[Shard]) -> None:
