@@ -1,6 +1,5 @@
 """Another number of servers in a fleet whose servers keep logs: a kill -9 of any of them loses nothing."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,69 +7,9 @@ import pytest
 
 from psfleet.core.engine.runtime_interface import Gradient, TableState
 from psfleet.fleet.testing.local_fleet import LocalFleet
-from tests.cluster.test_scaling import COUNTS, assert_same, meet, train
+from tests.cluster.test_scaling import COUNTS, meet
 from tests.pools import started_pool
 from tests.waiting import until
-
-MOVES = (3, 1, 2)
-
-
-def trained(
-    moves: Sequence[int], crashes: Mapping[int, Sequence[str]] | None = None, given_up: bool = False
-) -> tuple[list[TableState], list[str]]:
-    """What the tables hold after training in sync mode with these numbers of servers; where some died."""
-    with (
-        LocalFleet(2, 2, durability="log", crashes=crashes) as fleet,
-        fleet.reviving(),
-        started_pool(2) as pool,
-    ):
-
-        def work(worker: int) -> list[TableState]:
-            runtime = fleet.connect(worker, "sync")
-            try:
-                return train(runtime, fleet, moves, given_up)
-            finally:
-                runtime.close()
-
-        return next(iter(pool.map(work, range(2)))), fleet.deaths
-
-
-@pytest.fixture(scope="module")
-def unmoved() -> list[TableState]:
-    """What the tables hold where there are two servers from start to end."""
-    return trained(())[0]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("server", "point"), [(0, "decided"), (1, "adopted"), (2, "adopted")])
-def test_a_server_that_is_killed_after_the_decision(
-    server: int, point: str, unmoved: list[TableState]
-) -> None:
-    """Whoever dies once the move is decided, a new server, an old one or server 0, starts again with its new
-    part, before or after it has heard of the decision; the bits are those of a fleet that stays."""
-    states, deaths = trained(MOVES, {server: [f"{point}:1"]})
-    assert deaths == [f"{point}:1"]
-    assert_same(states, unmoved)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("server", "point"), [(0, "promised"), (1, "sent"), (2, "prepared")])
-def test_a_server_that_is_killed_before_the_decision(
-    server: int, point: str, unmoved: list[TableState]
-) -> None:
-    """Whoever dies before the move is decided gives it up, and the old servers go on from their old logs; the
-    next request is carried out, and the bits are those of a fleet that stays."""
-    states, deaths = trained((3, 3, 1), {server: [f"{point}:1"]}, given_up=True)
-    assert deaths == ([f"{point}:1"] if server < 2 else [])
-    assert_same(states, unmoved)
-
-
-@pytest.mark.long
-def test_a_leaving_server_that_is_killed(unmoved: list[TableState]) -> None:
-    """A kill of the server that goes, with changes that it has not sent, gives the move up."""
-    states, deaths = trained((1, 1, 3), {1: ["opened:1"]}, given_up=True)
-    assert deaths == ["opened:1"]
-    assert_same(states, unmoved)
 
 
 def test_each_push_counts_once() -> None:

@@ -17,6 +17,7 @@ from psfleet.core.net.http2.frames import CallFailed, ConnectionBroken, Deadline
 from psfleet.core.net.http2.header_blocks import OK_HEADERS, OK_TRAILERS
 from psfleet.core.net.http2.http2_client import Http2Client
 from psfleet.core.net.http2.socket_transport import PlainTransport
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.http2.calls import SETTINGS, connected, listening, only, opened, serving
 from tests.http2.raw_connection import headers, message, talking
 
@@ -271,3 +272,13 @@ def noise(dice: random.Random) -> bytes:
     kind, flags = dice.randrange(12), dice.choice([0, 1, 4, 5, 8, 13, 0x25, 255])
     whole = frames.frame(kind, flags, dice.choice([0, 1, 2, 3, 2**31 - 1]), payload)
     return whole if dice.random() < 0.7 else whole[: dice.randrange(len(whole))] + dice.randbytes(3)
+
+
+def test_no_socket_is_left() -> None:
+    """A server of a fleet removes both of its sockets when it ends."""
+    with LocalFleet(1, 1, in_process=True) as fleet:
+        folder = Path(fleet.endpoints[0].removeprefix("unix:")).parent
+        assert [path.name for path in folder.glob("*.h2")] == ["0.sock.h2"]
+        fleet.connect(0, "async").close()
+        assert fleet.wait() == [0]
+        assert not [*folder.glob("*.sock*")]
