@@ -1,14 +1,17 @@
 """Sync mode gives the same bits whatever the fleet and the network do; in async mode a push counts once."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.runtime_interface import TableState
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Precision, Runtime, TableState
+from psfleet.core.engine.schema.table import BLOCK, TableSpec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.chaos.message_faults import MessageFaults
@@ -17,7 +20,41 @@ from tests.push_counts import CountingWorkload
 from tests.standby.pairs import Pairs
 from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together
 
-TRAINING = TrainingWorkload(steps=20)
+SIZE = 3 * BLOCK + 17
+MOVING = TableSpec("short/dense", "dense", (SIZE,), make_rule("momentum", {"momentum": 0.9}))
+SHORT = TableSpec("short/rows", "sparse", (5,), make_rule("adagrad", {}))
+HALVES = replace(SHORT, name="halves", precision="bfloat16/bfloat16")
+PRECISIONS: list[Precision] = ["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class AllGradients(TrainingWorkload):
+    """Training whose gradients are also of some elements of a dense table, and in 16 bits; so are rows."""
+
+    def run(self, runtime: Runtime) -> None:
+        runtime.create(MOVING, np.linspace(-1, 1, SIZE, dtype=np.float32))
+        runtime.create(SHORT)
+        runtime.create(HALVES)
+        super().run(runtime)
+
+    def _step(self, runtime: Runtime, dice: np.random.Generator) -> None:
+        super()._step(runtime, dice)
+        runtime.pull([])
+        values, ids = dice.standard_normal(SIZE, np.float32), dice.integers(-20, 20, 30)
+        elements = np.flatnonzero(dice.random(SIZE) < 0.01).astype(np.int64)
+        how = PRECISIONS[dice.integers(3)], 1024.0
+        is_whole = dice.random() < 0.3
+        part = (values, None) if is_whole else (values[elements], elements)
+        rows = dice.standard_normal((30, 5), np.float32)
+        of_rows = [Gradient(spec.key, rows, ids, 0.1, *how) for spec in (SHORT, HALVES)]
+        runtime.push([Gradient(MOVING.key, *part, 0.1, *how), *of_rows])
+
+    def result(self, runtime: Runtime) -> list[TableState]:
+        others = [runtime.read_table(spec.key) for spec in (MOVING, SHORT, HALVES)]
+        return [*super().result(runtime), *others]
+
+
+TRAINING = AllGradients(steps=20)
 MODES: list[Mode] = ["sync", "async", "ssp"]
 
 
