@@ -41,13 +41,14 @@ class AllGradients(TrainingWorkload):
         super()._step(runtime, dice)
         runtime.pull([])
         values, ids = dice.standard_normal(SIZE, np.float32), dice.integers(-20, 20, 30)
-        elements = np.flatnonzero(dice.random(SIZE) < 0.01).astype(np.int64)
         how = PRECISIONS[dice.integers(3)], 1024.0
-        is_whole = dice.random() < 0.3
-        part = (values, None) if is_whole else (values[elements], elements)
+        dense = Gradient(MOVING.key, values, None, 0.1, *how)
+        if dice.random() < 0.7:
+            elements = np.flatnonzero(dice.random(SIZE) < 0.01).astype(np.int64)
+            dense = Gradient(MOVING.key, values[elements], elements, 0.1, *how)
         rows = dice.standard_normal((30, 5), np.float32)
         of_rows = [Gradient(spec.key, rows, ids, 0.1, *how) for spec in (SHORT, HALVES)]
-        runtime.push([Gradient(MOVING.key, *part, 0.1, *how), *of_rows])
+        runtime.push([dense, *of_rows])
 
     def result(self, runtime: Runtime) -> list[TableState]:
         others = [runtime.read_table(spec.key) for spec in (MOVING, SHORT, HALVES)]

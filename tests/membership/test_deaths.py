@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,9 +78,10 @@ def run(
     fleet: LocalFleet,
     deaths: dict[int, list[DeathFault]],
     script: Callable[[ClusterRuntime, int], None] = train,
-) -> tuple[TableState, list[float]]:
-    """Train with these deaths of each worker; the weights, and how often each position was used."""
-    found: list[tuple[TableState, list[float]]] = []
+    read: Callable[[ClusterRuntime, int], tuple[TableState, Any]] = results,
+) -> tuple[TableState, Any]:
+    """Run the script with these deaths of each worker; what worker 0 reads at its end."""
+    found: list[tuple[TableState, Any]] = []
 
     def work(worker: int) -> None:
         for death in [*deaths.get(worker, []), None]:
@@ -90,8 +92,10 @@ def run(
             try:
                 script(runtime, fleet.workers)
                 if worker == 0:
-                    found.append(results(runtime, fleet.workers))
+                    found.append(read(runtime, fleet.workers))
                 runtime.barrier()
+                if death is not None:  # who dies while it leaves is the launcher's affair
+                    death.calls = 0
                 runtime.close()
                 return
             except SimulatedDeath:

@@ -10,7 +10,6 @@ import os
 import random
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
@@ -25,7 +24,8 @@ from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer.lr import StepDecay
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.trainings import in_threads, same_bits, zero_rows
+from tests.membership.test_deaths import run as run_script
+from tests.trainings import same_bits, zero_rows
 from tests.watched_calls import WatchedCalls
 from tests.worker_deaths import DeathFault, SimulatedDeath
 
@@ -43,8 +43,8 @@ class Script:
             runtime.worker_index, 2, runtime.barrier, runtime=lambda: runtime, restarts=True
         )
 
-    def run(self) -> TableState:
-        """All of it; the weights at its end."""
+    def run(self) -> None:
+        """All of it."""
         runtime, loops = self.runtime, self.loops
         runtime.create(COUNTS)
         runtime.create(WEIGHTS, np.linspace(-1, 1, 64, dtype=np.float32))
@@ -74,7 +74,6 @@ class Script:
         for number in loops.shard(range(3), True):
             self.step(4000 + number)
         runtime.barrier()
-        return runtime.read_table(WEIGHTS.key)
 
     def step(self, *samples: int) -> None:
         """Every bit of the weights depends on all of it."""
@@ -94,34 +93,18 @@ class Script:
         assert self.runtime.all_reduce(values).tolist() == [1] * 6
 
 
+def uses(runtime: ClusterRuntime, workers: int) -> tuple[TableState, dict[int, float]]:
+    """The weights, and how often each sample was used."""
+    used = runtime.read_table(COUNTS.key)
+    assert used.ids is not None
+    counts = dict(zip(used.ids.tolist(), used.values[0][:, 0].tolist(), strict=True))
+    return runtime.read_table(WEIGHTS.key), counts
+
+
 def run(mode: Mode, deaths: dict[int, list[DeathFault]]) -> tuple[TableState, dict[int, float]]:
-    """The weights, and how often each sample was used, after these deaths of each worker."""
-    results: list[tuple[TableState, dict[int, float]]] = []
-
-    def work(worker: int) -> None:
-        for death in [*deaths.get(worker, []), None]:
-            runtime = None
-            try:
-                runtime = ClusterRuntime(fleet.environment(worker), mode, inject_faults=death)
-                weights = Script(runtime).run()
-                if worker == 0:
-                    used = runtime.read_table(COUNTS.key)
-                    assert used.ids is not None
-                    uses = dict(zip(used.ids.tolist(), used.values[0][:, 0].tolist(), strict=True))
-                    results.append((weights, uses))
-                runtime.barrier()
-                if death is not None:  # who dies while it leaves is the launcher's affair
-                    death.calls = 0
-                runtime.close()
-                return
-            except SimulatedDeath:
-                if runtime is not None:
-                    runtime.abandon()
-
+    """What comes of the script on two servers after these deaths of each worker."""
     with LocalFleet(2, 2, in_process=True) as fleet:
-        in_threads([partial(work, worker) for worker in range(2)])
-        assert fleet.wait() == [0, 0]
-    return results[0]
+        return run_script(mode, fleet, deaths, lambda runtime, _: Script(runtime).run(), uses)
 
 
 @pytest.fixture(scope="module")
