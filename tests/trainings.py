@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime, TableState
@@ -90,6 +91,18 @@ def zero_rows(name: str, dim: int = 1) -> TableSpec:
     """A table under SGD whose rows begin with 0, so that they count what is pushed."""
     zero = InitializerSpec("constant", 0.0)
     return TableSpec(name, "sparse", (dim,), make_rule("sgd", {}), initializer=zero)
+
+
+def one_more(table: TableSpec, ids: NDArray[np.int64]) -> Gradient:
+    """Adds 1 to the rows of these ids in a table of `zero_rows`."""
+    return Gradient(table.key, np.full((len(ids), table.dim), -1, np.float32), ids, 1.0)
+
+
+def dependent(runtime: Runtime, table: TableSpec, seed: ArrayLike, rate: float = 0.05) -> Gradient:
+    """A gradient of a dense table, every bit of which depends on the table's weights and on the seed."""
+    (weights,) = runtime.pull([Read(table.key)])
+    noise = np.random.default_rng(seed).standard_normal(table.shape, np.float32)  # type: ignore[arg-type]
+    return Gradient(table.key, weights * np.float32(0.1) + noise, None, rate)
 
 
 def in_threads(works: Sequence[Callable[[], None]]) -> None:

@@ -20,6 +20,7 @@ from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.chaos.audit import ChaosSettings
 from tests.cluster.test_scaling import BIAS, COUNTS, RARE, ROWS, assert_same, ids_of
 from tests.pools import started_pool
+from tests.trainings import one_more
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
@@ -135,8 +136,7 @@ def push(runtime: Runtime, step: int) -> None:
         Gradient(spec.key, values * np.float32(0.3) - 1, ids_of(spec, ids), 0.01)
         for spec, values in zip(TABLES, pulled, strict=True)
     ]
-    one = Gradient(COUNTS.key, np.full((len(IDS), 1), -1, np.float32), IDS, 1.0)
-    runtime.push([*gradients, one])
+    runtime.push([*gradients, one_more(COUNTS, IDS)])
 
 
 def meet(runtime: Runtime, mover: Mover | None, wanted: int) -> None:

@@ -25,6 +25,7 @@ from psfleet_server.coordinator.request_files import ScaleRequest, ScaleRequestF
 from psfleet_server.engine.server_messages import OpenMoveRequest, SendRowsRequest
 from psfleet_server.rpc.endpoints import Peer
 from tests.pools import started_pool
+from tests.trainings import one_more, zero_rows
 from tests.waiting import until
 
 WORKERS, STEPS = 2, 9
@@ -185,9 +186,7 @@ def test_one_worker_has_the_same_bits_in_every_mode(mode: Mode) -> None:
     assert_same(trained(mode, (4, 1, 3), 1), trained(mode, (), 1))
 
 
-COUNTS = TableSpec(
-    "counts", "sparse", (1,), make_rule("sgd", {}), initializer=InitializerSpec("constant", 0.0)
-)
+COUNTS = zero_rows("counts")
 
 
 def test_snapshots_before_and_after(tmp_path: Path) -> None:
@@ -219,15 +218,15 @@ def test_a_new_server_that_is_killed_while_rows_move() -> None:
     with LocalFleet(2, 1, crashes={2: ["filled:1"]}) as fleet:
         runtime = fleet.connect(0, "async")
         runtime.create(COUNTS)
-        ids, ones = np.arange(90), np.full((90, 1), -1, np.float32)
-        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+        ids = np.arange(90)
+        runtime.push([one_more(COUNTS, ids)])
         fleet.scale(3)
         runtime.barrier()
         assert "server 2" in fleet.settle()
-        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+        runtime.push([one_more(COUNTS, ids)])
         assert np.all(runtime.read_table(COUNTS.key).values[0] == 2)
         meet(runtime, fleet, 3)
-        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+        runtime.push([one_more(COUNTS, ids)])
         assert np.all(runtime.read_table(COUNTS.key).values[0] == 3)
         runtime.close()
 
@@ -235,14 +234,14 @@ def test_a_new_server_that_is_killed_while_rows_move() -> None:
 def test_a_worker_that_dies_while_it_waits_for_a_move() -> None:
     """A worker that is gone when rows begin to move is replaced; what it has pushed counts once, and its
     successor goes on with the new servers."""
-    ids, ones = np.arange(90), np.full((90, 1), -1, np.float32)
+    ids = np.arange(90)
     with LocalFleet(2, 2, in_process=True) as fleet, started_pool(2) as pool:
 
         def work(worker: int, steps: int) -> ModeSwitchRuntime:
             runtime = fleet.connect(worker, "async")
             runtime.create(COUNTS)
             for _ in range(steps):
-                runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+                runtime.push([one_more(COUNTS, ids)])
             return runtime
 
         first, second = pool.map(work, range(2), (3, 3))
@@ -270,7 +269,7 @@ def test_readers_and_followers(tmp_path: Path) -> None:
     with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = fleet.connect(0, "async")
         runtime.create(COUNTS)
-        runtime.push([Gradient(COUNTS.key, -ones, ids, 1.0)])
+        runtime.push([one_more(COUNTS, ids)])
         runtime.flush()
         write_running_job(tmp_path, Environment(servers=fleet.endpoints))
         with psfleet.connect(job=tmp_path) as reader, psfleet.connect(follow=tmp_path) as follower:
@@ -278,7 +277,7 @@ def test_readers_and_followers(tmp_path: Path) -> None:
             assert np.array_equal(read.pull(ids), ones)
             meet(runtime, fleet, 3)
             write_running_job(tmp_path, Environment(servers=fleet.endpoints))
-            runtime.push([Gradient(COUNTS.key, -ones, ids, 1.0)])
+            runtime.push([one_more(COUNTS, ids)])
             runtime.flush()
             with pytest.raises(ServerUnavailable, match="has 3 servers by now"):
                 read.pull(ids)
@@ -289,7 +288,7 @@ def test_readers_and_followers(tmp_path: Path) -> None:
             assert before is not None
             meet(runtime, fleet, 1)
             write_running_job(tmp_path, Environment(servers=fleet.endpoints))
-            runtime.push([Gradient(COUNTS.key, -ones, ids, 1.0)])
+            runtime.push([one_more(COUNTS, ids)])
             runtime.flush()
             until(
                 lambda: np.array_equal(followed.pull(ids), 3 * ones), lambda: "rows of one server"
@@ -331,14 +330,14 @@ def test_a_server_that_misses_the_end_of_a_move(monkeypatch: pytest.MonkeyPatch)
         return reply
 
     monkeypatch.setattr(Peer, "call", lossy)
-    ids, ones = np.arange(90), np.full((90, 1), -1, np.float32)
+    ids = np.arange(90)
     with LocalFleet(2, 1, in_process=True) as fleet:
         runtime = fleet.connect(0, "async")
         runtime.create(COUNTS)
         fleet.scale(3)
         runtime.barrier()
         assert "paused" in fleet.settle()
-        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+        runtime.push([one_more(COUNTS, ids)])
         assert np.all(runtime.read_table(COUNTS.key).values[0] == 1)
         runtime.close()
     assert not lost

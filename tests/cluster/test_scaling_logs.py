@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.core.engine.runtime_interface import Gradient, TableState
+from psfleet.core.engine.runtime_interface import TableState
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.cluster.test_scaling import COUNTS, meet
 from tests.pools import started_pool
+from tests.trainings import one_more
 from tests.waiting import until
 
 
@@ -28,9 +29,7 @@ def test_each_push_counts_once() -> None:
             runtime.create(COUNTS)
             for servers in (3, 3, 1, 0):
                 for _ in range(each):
-                    runtime.push(
-                        [Gradient(COUNTS.key, np.full((500, 1), -1, np.float32), ids, 1.0)]
-                    )
+                    runtime.push([one_more(COUNTS, ids)])
                 if servers and not worker:
                     fleet.scale(servers)
                 runtime.barrier()
@@ -70,19 +69,19 @@ def test_server_0_that_is_killed_while_new_servers_start() -> None:
 def test_snapshots_shorten_the_log_after_a_move(tmp_path: Path) -> None:
     """A snapshot after a move begins a file of the new log and removes the one before; the logs of before the
     move are gone, and a server that dies goes on from that snapshot."""
-    ids, ones = np.arange(200), np.full((200, 1), -1, np.float32)
+    ids = np.arange(200)
     with LocalFleet(2, 1, durability="log", snapshot_every="1h") as fleet, fleet.reviving():
         runtime = fleet.connect(0, "async")
         runtime.create(COUNTS)
-        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+        runtime.push([one_more(COUNTS, ids)])
         meet(runtime, fleet, 3)
         folder = fleet.snapshots.parent
         assert {path.name for path in folder.glob("server.*.log")} == {
             f"server.{server}.move1.log" for server in range(3)
         }
-        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)])
+        runtime.push([one_more(COUNTS, ids)])
         runtime.save(str(fleet.snapshots / "named"))
-        runtime.push([Gradient(COUNTS.key, ones, ids, 1.0)]).wait()
+        runtime.push([one_more(COUNTS, ids)]).wait()
         for server in range(3):
             fleet.kill(server)
         assert np.all(runtime.read_table(COUNTS.key).values[0] == 3)

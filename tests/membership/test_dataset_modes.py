@@ -17,7 +17,7 @@ from psfleet.core.runtime.modes.switch import ModeSwitchRuntime
 from psfleet.core.runtime.strategy import ConsistencySettings, LocalSGDSettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.consistency.workers import DENSE, ROWS, together
-from tests.trainings import in_threads
+from tests.trainings import dependent, in_threads
 
 SAMPLES, BATCH, EPOCHS = 21, 2, 2
 WEIGHTS = TableSpec("weights", "dense", (500,), make_rule("adam", {}))
@@ -40,9 +40,7 @@ def test_local_training_uses_each_sample_once(rows: bool) -> None:
         for ranges in runtime.data_steps(runtime, SAMPLES, BATCH, EPOCHS, 0, 1):
             chosen = np.concatenate([np.arange(*pair) for pair in ranges])
             used.update(chosen.tolist())
-            (weights,) = runtime.pull([Read(WEIGHTS.key)])
-            noise = np.random.default_rng(chosen).standard_normal(500, np.float32)
-            gradients = [Gradient(WEIGHTS.key, weights * np.float32(0.1) + noise, None, 0.01)]
+            gradients = [dependent(runtime, WEIGHTS, chosen, 0.01)]
             if rows:
                 ones = np.ones((len(chosen), ROWS.dim), np.float32)
                 gradients.append(Gradient(ROWS.key, ones, chosen, 1.0))

@@ -22,7 +22,7 @@ from psfleet.core.engine.runtime_interface import Gradient, Read, TableState
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.trainings import in_threads, same_bits, zero_rows
+from tests.trainings import dependent, in_threads, one_more, same_bits, zero_rows
 from tests.worker_deaths import DeathFault, SimulatedDeath
 
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
@@ -55,12 +55,8 @@ def train(runtime: ClusterRuntime, workers: int) -> None:
 def step(runtime: ClusterRuntime, ranges: tuple[Range, ...]) -> None:
     """One step with the samples at these positions; every bit of the weights depends on all of it."""
     chosen = np.concatenate([np.arange(*pair) for pair in ranges])
-    weights = runtime.pull([Read(WEIGHTS.key)])[0]
-    noise = np.random.default_rng(chosen).standard_normal(9000, np.float32)
-    ones = np.full((len(chosen), 1), -1, np.float32)
-    use = Gradient(counts(runtime.worker_index).key, ones, chosen, 1.0)
-    gradient = Gradient(WEIGHTS.key, weights * np.float32(0.1) + noise, None, 0.01)
-    runtime.push([use, gradient], samples=len(chosen))
+    use = one_more(counts(runtime.worker_index), chosen)
+    runtime.push([use, dependent(runtime, WEIGHTS, chosen, 0.01)], samples=len(chosen))
 
 
 def results(runtime: ClusterRuntime, workers: int) -> tuple[TableState, list[float]]:

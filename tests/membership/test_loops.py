@@ -25,7 +25,7 @@ from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer.lr import StepDecay
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.membership.test_deaths import run as run_script
-from tests.trainings import same_bits, zero_rows
+from tests.trainings import one_more, same_bits, zero_rows
 from tests.watched_calls import WatchedCalls
 from tests.worker_deaths import DeathFault, SimulatedDeath
 
@@ -81,8 +81,8 @@ class Script:
         noise = self.dice.standard_normal(64, np.float32) + np.float32(samples[0])
         ids = np.array([64 * sample + self.runtime.worker_index for sample in samples])
         gradient = weights * np.float32(0.1) + noise
-        use = Gradient(COUNTS.key, np.full((len(ids), 1), -1, np.float32), ids, 1.0)
-        self.runtime.push([Gradient(WEIGHTS.key, gradient, None, self.rate.get_lr()), use])
+        step = Gradient(WEIGHTS.key, gradient, None, self.rate.get_lr())
+        self.runtime.push([step, one_more(COUNTS, ids)])
 
     def predict(self) -> None:
         """What is found lies in memory, and is put together at the end."""
@@ -157,8 +157,7 @@ def test_who_dies_while_it_leaves_does_nothing_again() -> None:
         loops = DataLoops(0, 1, lambda: None, runtime=lambda: runtime, restarts=True)
         runtime.create(COUNTS)
         for number in loops.shard(range(8), True):
-            one = np.full((1, 1), -1, np.float32)
-            runtime.push([Gradient(COUNTS.key, one, np.array([number]), 1.0)])
+            runtime.push([one_more(COUNTS, np.array([number]))])
         try:
             runtime.close()
         finally:

@@ -1,7 +1,7 @@
 """The log of a server: taken again it gives the same server, and damage is never taken for truth.
 
-PSFLEET_TORTURE flips all bits of a log and cuts it everywhere. Otherwise one bit of three bytes is flipped, and
-cuts are around the ends of records and at every fifth byte.
+PSFLEET_TORTURE flips all bits of a log and cuts it everywhere. Otherwise it flips one bit of three bytes, and
+cuts around the ends of records and at every fifth byte.
 """
 
 import os

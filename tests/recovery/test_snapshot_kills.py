@@ -13,11 +13,18 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.trainings import PATIENCE, TrainingWorkload, in_threads, same_bits, trained, zero_rows
+from tests.trainings import (
+    PATIENCE,
+    TrainingWorkload,
+    in_threads,
+    one_more,
+    same_bits,
+    trained,
+    zero_rows,
+)
 
 TRAINING = TrainingWorkload(steps=60, pause=0.03)
 ALONE = TrainingWorkload(steps=60)
@@ -87,8 +94,7 @@ def test_every_push_is_counted_once(
         runtime = ClusterRuntime(fleet.environment(worker), "async", patience=PATIENCE)
         runtime.create(COUNTS)
         for _ in range(PUSHES):
-            rows = Gradient(COUNTS.key, np.full((50, 1), -1, np.float32), np.arange(50), 1.0)
-            runtime.push([rows]).wait()
+            runtime.push([one_more(COUNTS, np.arange(50))]).wait()
             time.sleep(0.05)
         runtime.barrier()
         if worker == 0:

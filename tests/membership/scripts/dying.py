@@ -13,10 +13,9 @@ import numpy as np
 from psfleet import fleet
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.runtime_interface import Gradient, Read
-from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.core.runtime.process_runtime import current
 from psfleet.core.runtime.strategy import DistributedStrategy
-from tests.trainings import zero_rows
 
 SAMPLES, EPOCHS = 60, 2
 WEIGHTS = TableSpec("weights", "dense", (300,), make_rule("adam", {}))
@@ -24,7 +23,8 @@ WEIGHTS = TableSpec("weights", "dense", (300,), make_rule("adam", {}))
 
 def counts(worker: int) -> TableSpec:
     """Only this worker names it: under SGD with rate 1 it counts the worker's uses of each sample."""
-    return zero_rows(f"counts {worker}")
+    zero = InitializerSpec("constant", 0.0)
+    return TableSpec(f"counts {worker}", "sparse", (1,), make_rule("sgd", {}), initializer=zero)
 
 
 def main(workers: int, dies: int, at: int, mark: Path) -> None:
@@ -43,8 +43,12 @@ def main(workers: int, dies: int, at: int, mark: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         noise = np.random.default_rng(chosen).standard_normal(300, np.float32)
         ones = np.full((len(chosen), 1), -1, np.float32)
-        gradient = Gradient(WEIGHTS.key, weights * np.float32(0.1) + noise, None, 0.05)
-        active.push([Gradient(counts(me).key, ones, chosen, 1.0), gradient])
+        active.push(
+            [
+                Gradient(counts(me).key, ones, chosen, 1.0),
+                Gradient(WEIGHTS.key, weights * np.float32(0.1) + noise, None, 0.05),
+            ]
+        )
     fleet.barrier_worker()
     if me == 0:
         ids = np.arange(SAMPLES)
