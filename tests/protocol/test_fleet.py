@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from tests.protocol.fleet import follower_mutants, logged_mutants, scaling_mutants, standby_mutants
+from tests.protocol.fleet import follower_mutants, scaling_mutants
 from tests.protocol.fleet.job import SUITES
 from tests.protocol.fleet.mutants import COVERED, MUTANTS, Mutant
 from tests.protocol.fleet.runs import fleet
@@ -17,8 +17,6 @@ from tests.protocol.scheduler import Broken, run, shrink
 
 assert follower_mutants  # adds to MUTANTS, as the other one does
 assert scaling_mutants
-assert logged_mutants
-assert standby_mutants
 MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 SEEDS = range(18, 18 + 5 + MORE)
 """Few, in which all of HAPPENS does."""
@@ -129,6 +127,7 @@ def test_a_missing_rule_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPat
     run(fleet(mutant.suite, seed))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", COVERED, ids=named)
 def test_a_covered_rule_is_not_missed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the rule all promises hold, for the reason that is given."""
@@ -144,6 +143,7 @@ def test_a_seed_says_all() -> None:
     assert logs[0] == logs[1]
 
 
+@pytest.mark.long
 def test_a_failure_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the faults of a failing run those are said that it needs."""
     torn = next(mutant for mutant in MUTANTS if "torn" in mutant.rule)

@@ -1,4 +1,4 @@
-"""What another number of servers rests on, and what a move does without it."""
+"""What another number of servers rests on, also with logs and standbys, and what a move does without it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,13 +6,20 @@ from typing import Any
 import pytest
 
 from psfleet.core.base.errors import PsfleetError
+from psfleet.core.base.settings.environment import Environment
+from psfleet.core.engine.shard.follower_changes import ChangeLog
 from psfleet.core.engine.shard.rescaled_rows import DealtShard
 from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.net.frame import Part
+from psfleet.core.net.server_state import read_state
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.coordinator.request_files import Scaling
+from psfleet_server.durability import log_place
+from psfleet_server.durability.journal import Journal
+from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.engine.row_moves import RowMoves
 from psfleet_server.engine.server_scaling import ServerScaling
-from tests.protocol.fleet.mutants import without
+from tests.protocol.fleet.mutants import replaced, without
 
 
 @without("S1: what changes behind rows sent ahead is sent again", "sync moves@3")
@@ -132,3 +139,90 @@ def _keep_the_views(patch: pytest.MonkeyPatch) -> None:
         return outcomes
 
     patch.setattr(Coordinator, "scaled", lazy)
+
+
+# -- servers that keep logs -----------------------------------------------------------------------
+
+
+@without("S12: a server promises its part before the decision", "sync logs moves@3")
+def _promise_nothing(patch: pytest.MonkeyPatch) -> None:
+    def prepare(moves: RowMoves, number: int, state: bytes) -> None:
+        with moves._lock, moves._host.lock:
+            moves._of(number).become(read_state(memoryview(state)).shard)
+
+    patch.setattr(RowMoves, "prepare", prepare)
+
+
+@without("S13: a process reads at its start which log counts", "async logs moves@18")
+def _start_from_the_old_log(patch: pytest.MonkeyPatch) -> None:
+    def unread(environment: Environment) -> tuple[Environment, int]:
+        return environment, 0
+
+    patch.setattr(log_place, "decided", unread)
+
+
+@without("S14: server 0 that starts again brings its decision to all", "sync logs moves@21")
+def _keep_the_decision(patch: pytest.MonkeyPatch) -> None:
+    recover = ServerScaling.recover
+
+    def forgetful(moves: ServerScaling, scaling: Scaling, endpoints: Any, generation: int) -> None:
+        recover(moves, scaling, endpoints, generation)
+        moves._decided, scaling.moving = None, moves._interrupted
+
+    patch.setattr(ServerScaling, "recover", forgetful)
+
+
+@without(
+    "S15: server 0 that starts again brings to all that a move is given up", "sync logs moves@77"
+)
+def _forget_what_is_given_up(patch: pytest.MonkeyPatch) -> None:
+    recover = ServerScaling.recover
+
+    def forgetful(moves: ServerScaling, scaling: Scaling, endpoints: Any, generation: int) -> None:
+        recover(moves, scaling, endpoints, generation)
+        moves._interrupted = None
+        scaling.moving = scaling.moving if moves._decided else None
+
+    patch.setattr(ServerScaling, "recover", forgetful)
+
+
+without("S19: the log of before goes on until the decision", "async logs moves@12")(
+    replaced(Journal, "go_on_in", lambda journal, log: None)
+)
+
+
+# -- servers that have standbys or followers ------------------------------------------------------
+
+
+@without("S21: what a new owner takes goes to its next standby too", "sync standbys moves@0")
+def _send_to_no_standby(patch: pytest.MonkeyPatch) -> None:
+    put = RowMoves._put
+
+    def lazy(moves: RowMoves, kind: int, parts: list[Part]) -> None:
+        with pytest.MonkeyPatch.context() as none:
+            none.setattr(moves, "feed", LogShipping())
+            put(moves, kind, parts)
+
+    patch.setattr(RowMoves, "_put", lazy)
+
+
+@without("S22: a standby that takes over reads what is decided", "sync standbys moves@33")
+def _take_over_undecided(patch: pytest.MonkeyPatch) -> None:
+    begin = RowMoves.begin
+    patch.setattr(RowMoves, "begin", lambda moves, generation: begin(moves, 0))
+
+
+@without("S23: after a move the next standby follows", "sync standbys moves@3")
+def _keep_the_standby(patch: pytest.MonkeyPatch) -> None:
+    adopt = RowMoves.adopt
+
+    def forgetful(moves: RowMoves, number: int) -> None:
+        adopt(moves, number)
+        moves._host.feed = LogShipping()
+
+    patch.setattr(RowMoves, "adopt", forgetful)
+
+
+without("S24: no version of what has changed outlives a move", "sync logs followers moves@6")(
+    lambda patch: patch.setattr(ChangeLog, "number_after", lambda log, before: None)
+)
