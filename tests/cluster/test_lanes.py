@@ -26,6 +26,7 @@ from psfleet.core.net.v1.frame_pb2 import Header
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.request import ServerRequest
 from psfleet_worker.connection.tensor_memory import WorkerMemory
 from psfleet_worker.session.retry_policy import Patience
@@ -150,17 +151,11 @@ def test_a_header_may_be_cut_anywhere(worker: ClusterRuntime) -> None:
         assert isinstance(fragment, np.ndarray)
         fragment[:] = -1
         cut = head.index(b"\x4a")  # the field `lane`, behind who speaks
-        parts = [
-            (layout, head),
-            (head, layout),
-            (head + layout,),
-            (layout + head[:cut], head[cut:]),
-        ][turn % 4]
+        ways = (layout, head), (head, layout), (head + layout,), (layout + head[:cut], head[cut:])
+        parts = ways[turn % 4]
         message = b"".join(field(1, part) for part in parts)
         request.encode = lambda message=message: message  # type: ignore[method-assign,misc]
-        call = client.send(request, "Shard/Pull")
-        until(lambda call=call: call.ended)  # type: ignore[misc]
-        assert call.error is None
+        wait_all([client.send(request, "Shard/Pull")], 60)
         np.testing.assert_array_equal(fragment, expected)
         request.close()
 
@@ -180,9 +175,8 @@ def test_no_exchange_before_every_server_holds_the_push(servers: int, commit: in
         incarnation = runtime._fleet.session.incarnation
         header = Header(worker=0, incarnation=incarnation, sequence=1, commit=commit)
         call = runtime._fleet.clients[0].start("Shard/Exchange", frame.encode(header))
-        until(lambda: call.ended)
-        assert isinstance(call.error, ProtocolError)
-        assert "push first, then pull" in str(call.error)
+        with pytest.raises(ProtocolError, match="push first, then pull"):
+            wait_all([call], 60)
         runtime.close()
 
 

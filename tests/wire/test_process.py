@@ -11,7 +11,7 @@ if sys.argv[1] == "tuned":
     process.prepare()
 assert "grpc" not in sys.modules
 def churn():
-    for _ in range(6):
+    for _ in range(3):
         memoryview(bytearray(64 << 20))[::4096] = b"x" * (16 << 10)
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -24,7 +24,7 @@ print(faults())
 
 
 def faults(word: str) -> int:
-    """Page faults of 6 buffers of 64 MB in another thread than the main one."""
+    """Page faults of 3 buffers of 64 MB in another thread than the main one."""
     run = ended(
         [sys.executable, "-c", FAULTS, word], check=True, env={"PATH": "/usr/bin"} | _python_path()
     )
