@@ -29,21 +29,14 @@ LOGGED = range(36, 36 + 3 + MORE)
 FOLLOWING = range(38, 38 + 3 + MORE)
 """Likewise where they have standbys."""
 USUAL = {
+    *("switch", "ssp", "sync removal", "sync standbys machines", "sync mode_requests"),
+    *("async standbys", "async snapshots", "async groups standbys", "sync standbys followers"),
     *(
-        "sync removal",
-        "async standbys",
-        "sync standbys machines",
-        "async snapshots",
-        "switch",
-        "sync mode_requests",
-    ),
-    *(
-        "async groups standbys",
-        "sync standbys followers",
         "async snapshots followers",
         "sync removal moves",
+        "async followers moves",
+        "sync logs moves",
     ),
-    *("async followers moves", "sync logs moves", "ssp"),
 }
 """Suites that `make test` runs. Each mode and each kind of fault is in one of them."""
 assert SUITES.keys() >= USUAL

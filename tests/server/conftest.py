@@ -50,16 +50,11 @@ class Peer:
 
     def create(self, name: str, kind: str, shape: tuple[int, ...], value: bytes = b"") -> int:
         """Make a table under SGD whose rows start at zero."""
-        table: int = self.shard.CreateTable(
-            shard_pb2.CreateTableRequest(
-                value=value,
-                spec=(
-                    shard_pb2.TableSpec(
-                        name=name, kind=kind, shape=shape, rule="sgd", initializer="constant"
-                    )
-                ),
-            )
-        ).table
+        spec = shard_pb2.TableSpec(
+            name=name, kind=kind, shape=shape, rule="sgd", initializer="constant"
+        )
+        request = shard_pb2.CreateTableRequest(value=value, spec=spec)
+        table: int = self.shard.CreateTable(request).table
         return table
 
 

@@ -8,6 +8,7 @@ or names the version that can. tests/server/test_goldens.py builds the same cont
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +82,15 @@ def records() -> list[events.Record]:
     """A record of each kind of a shard; most fields differ from what they are by default."""
     values = np.arange(5, dtype=np.float32)
     whole = Gradient(DENSE.key, values, None, 0.1)
-    touched = np.array([1, 2, 3])
+    touched, none = np.array([1, 2, 3]), np.empty((3, 0), np.float32)
+    dense = events.PartState(DENSE.key, 3, np.ones((3, 3), np.float32), start=2)
+    sparse = events.PartState(SPARSE.key, 4, _ROWS, _IDS, touched, none)
+    seats = {
+        0: SeatView((Incarnation(11, 1, 4), Incarnation(13, 5)), 2, False),
+        1: SeatView((Incarnation(12),), 0, True),
+    }
+    clock = TableClock(9, (3, 5), ((0.5, 4), (1.5, 8)))
+    columns: dict[str, NDArray[Any]] = {"ids": _IDS, "rows": _ROWS, "touched": touched}
     return [
         events.CreateTable(DENSE, values, 1),
         events.CreateTable(SPARSE, np.empty(0, np.float32)),
@@ -89,25 +98,11 @@ def records() -> list[events.Record]:
         events.Leave(1, 12, 8, 3),
         _push(1, 6),
         events.Push(0, 11, 1, (whole,)),
-        events.WriteState(
-            (events.PartState(DENSE.key, 3, np.ones((3, 3), np.float32), start=2),), 1, 12, 5
-        ),
-        events.WriteState(
-            (events.PartState(SPARSE.key, 4, _ROWS, _IDS, touched, np.empty((3, 0), np.float32)),)
-        ),
+        events.WriteState((dense,), 1, 12, 5),
+        events.WriteState((sparse,)),
         events.CloseRound(6, (0, 1), {0: "a", 1: "b"}),
-        InstallView(
-            2**32 + 1,
-            {
-                0: SeatView((Incarnation(11, 1, 4), Incarnation(13, 5)), 2, False),
-                1: SeatView((Incarnation(12),), 0, True),
-            },
-        ),
-        events.RestorePart(
-            SPARSE.key,
-            TableClock(9, (3, 5), ((0.5, 4), (1.5, 8))),
-            {"ids": _IDS, "rows": _ROWS, "touched": touched},
-        ),
+        InstallView(2**32 + 1, seats),
+        events.RestorePart(SPARSE.key, clock, columns),
         events.RestorePart(DENSE.key, TableClock(), {}),
         events.MakeCut(7),
         events.Shrink(SPARSE.key, 0.5, 3, 1, 12, 6),

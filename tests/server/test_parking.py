@@ -76,13 +76,8 @@ def channel(station: Station) -> Iterator[grpc.Channel]:
     """A channel to a server with POOL threads."""
     pool = ThreadPoolExecutor(POOL)
     server = grpc.server(pool)
-    server.add_generic_rpc_handlers(
-        (
-            grpc.method_handlers_generic_handler(
-                "test", {"Wait": parkable(station.wait), "Echo": immediate(lambda request: request)}
-            ),
-        )
-    )
+    methods = {"Wait": parkable(station.wait), "Echo": immediate(lambda request: request)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", methods),))
     port = server.add_insecure_port("127.0.0.1:0")
     station.deadlines.start()
     server.start()

@@ -47,14 +47,9 @@ def push_of(form: Format) -> tuple[Header, bytes]:
             compressor.rows(spec, 1, ids, values, packed)
             parts.append(ids.tobytes())
         parts.append(room.tobytes())
-        header.segments.append(
-            Segment(
-                table=spec.key,
-                content=segments.VALUES if ids is None else segments.ID_ROWS,
-                count=len(values),
-                precision=segments.PRECISIONS[form],
-            )
-        )
+        content = segments.VALUES if ids is None else segments.ID_ROWS
+        precision = segments.PRECISIONS[form]
+        header.segments.add(table=spec.key, content=content, count=len(values), precision=precision)
     return header, b"".join(parts)
 
 
@@ -104,12 +99,7 @@ def test_every_precision_of_messages_is_a_format() -> None:
     assert {*NUMBERED} == {*Precision.values()}
     assert len(FORMATS) == len(NUMBERED)
     rows = np.array([[1.0, -0.5, 127 / 128, 0.0, 0.25, -1.0]], np.float32)
-    errors: dict[Any, float] = {
-        "float32": 0.0,
-        "bfloat16": 2**-9,
-        "float16": 0.0,
-        "int8": 0.5 / 127,
-    }
+    errors: dict[Any, float] = {"float32": 0, "bfloat16": 2**-9, "float16": 0, "int8": 0.5 / 127}
     for name, bound in errors.items():
         packed = CompressedValues.over(
             np.empty(CompressedValues.size_of(name, rows.shape), np.uint8), name, rows.shape

@@ -39,13 +39,8 @@ def endpoint() -> Iterator[str]:
     """A server that fails on demand."""
     pool = started_pool(2)
     server = grpc.server(pool)
-    server.add_generic_rpc_handlers(
-        (
-            grpc.method_handlers_generic_handler(
-                "test", {"Fail": grpc.unary_unary_rpc_method_handler(fail)}
-            ),
-        )
-    )
+    methods = {"Fail": grpc.unary_unary_rpc_method_handler(fail)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", methods),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield f"127.0.0.1:{port}"
