@@ -13,14 +13,12 @@ import pytest
 from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.net.http2.calls import IncomingCall
 from psfleet.core.net.http2.http2_client import ClientConnection, Http2Client
-from psfleet.core.net.http2.http2_server import Http2Server
-from psfleet.core.net.http2.socket_transport import PlainTransport
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.server_client import ServerClient
 from psfleet_worker.session.retry_policy import Patience
-from tests.http2.calls import SETTINGS, listening
+from tests.http2.calls import serving
 from tests.trainings import zero_rows
 from tests.waiting import until
 
@@ -93,17 +91,11 @@ def scripted(folder: Path, seen: list[str], reply: threading.Event) -> Iterator[
             seen.append("answered")
         call.end(request)
 
-    tensors = Http2Server(
-        listening(folder), PlainTransport, {"/psfleet.v1.Shard/Push": push}, SETTINGS
-    )
-    tensors.start()
-    (folder / "sock.h2").symlink_to(folder / "h2")
-    client = ServerClient(0, f"unix:{folder}/sock", Patience(), threading.Condition())
-    try:
-        yield client
-    finally:
-        client.close()
-        tensors.stop(5.0)
+    with serving(folder, methods={"/psfleet.v1.Shard/Push": push}) as path:
+        (folder / "sock.h2").symlink_to(path)
+        client = ServerClient(0, f"unix:{folder}/sock", Patience(), threading.Condition())
+        with contextlib.closing(client):
+            yield client
 
 
 def test_calls_keep_their_order(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -17,7 +18,9 @@ from tests.waiting import until
 
 
 @contextlib.contextmanager
-def server(endpoint: str, over: threading.Event | None = None) -> Iterator[threading.Event]:
+def server(
+    endpoint: str, over: threading.Event | None = None, options: Any = ()
+) -> Iterator[threading.Event]:
     """A server that answers "there", or with `over` nothing until that is set; the event of a call."""
     called = threading.Event()
 
@@ -29,7 +32,7 @@ def server(endpoint: str, over: threading.Event | None = None) -> Iterator[threa
 
     handlers = {"Ask": grpc.unary_unary_rpc_method_handler(reply)}
     with ThreadPoolExecutor(1) as pool:
-        grpc_server = grpc.server(pool)
+        grpc_server = grpc.server(pool, options=options)
         grpc_server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("test", handlers),)
         )
@@ -108,21 +111,12 @@ _HELD = 5.0
 
 def test_a_held_call_outlives_many_pings(tmp_path: Path) -> None:
     """Pings far more often than announced do not close the connection ("too_many_pings")."""
-    over = threading.Event()
-
-    def wait(request: bytes, context: grpc.ServicerContext) -> bytes:
-        over.wait(_HELD)
-        return b"reply"
-
-    handlers = {"Wait": grpc.unary_unary_rpc_method_handler(wait)}
-    with ThreadPoolExecutor(1) as pool:
-        server = grpc.server(pool, options=server_options(ServerLimits()))
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
-        server.add_insecure_port(f"unix:{tmp_path}/socket")
-        server.start()
-        try:
-            with grpc.insecure_channel(f"unix:{tmp_path}/socket", options=_HASTY) as channel:
-                assert channel.unary_unary("/test/Wait", None, None)(b"", timeout=60) == b"reply"
-        finally:
-            over.set()
-            server.stop(None).wait()
+    over, place = threading.Event(), f"unix:{tmp_path}/socket"
+    end = threading.Timer(_HELD, over.set)
+    with (
+        server(place, over, server_options(ServerLimits())),
+        grpc.insecure_channel(place, options=_HASTY) as channel,
+    ):
+        end.start()
+        assert channel.unary_unary("/test/Ask", None, None)(b"", timeout=60) == b"there"
+    end.join()
