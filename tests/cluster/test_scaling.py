@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import psfleet
 from psfleet.core.base.errors import ProtocolError, ServerUnavailable
@@ -54,15 +53,7 @@ def train(runtime: Runtime, fleet: LocalFleet, moves: Sequence[int]) -> list[Tab
         asks = moves and step % 3 == 2 and runtime.worker_index == 0
         if asks:  # the step after it is made while rows are on their way
             fleet.scale(moves[step // 3])
-        dice = np.random.default_rng((runtime.worker_index, step))
-        ids = np.unique(dice.integers(-300, 300, 200))
-        pulled = runtime.pull([Read(spec.key, ids_of(spec, ids)) for spec in TABLES])
-        runtime.push(
-            [
-                Gradient(spec.key, values * np.float32(0.3) - 1, ids_of(spec, ids), 0.01)
-                for spec, values in zip(TABLES, pulled, strict=True)
-            ]
-        )
+        runtime.push(gradients_of(runtime, TABLES, step))
         if step % 3 == 2:
             runtime.barrier()
             if asks:
@@ -72,9 +63,13 @@ def train(runtime: Runtime, fleet: LocalFleet, moves: Sequence[int]) -> list[Tab
     return [runtime.read_table(spec.key) for spec in TABLES]
 
 
-def ids_of(spec: TableSpec, ids: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """The ids of a read or a push of a table."""
-    return ids if spec.kind == "sparse" else None
+def gradients_of(runtime: Runtime, specs: Sequence[TableSpec], step: int) -> list[Gradient]:
+    """Gradients of a step, which depend on all that they pull."""
+    dice = np.random.default_rng((runtime.worker_index, step))
+    ids = np.unique(dice.integers(-300, 300, 200))
+    reads = [Read(spec.key, ids if spec.kind == "sparse" else None) for spec in specs]
+    pulled = zip(reads, runtime.pull(reads), strict=True)
+    return [Gradient(r.table, values * np.float32(0.3) - 1, r.ids, 0.01) for r, values in pulled]
 
 
 def meet(runtime: Runtime, fleet: LocalFleet, servers: int) -> None:

@@ -26,6 +26,34 @@ def leading(runtime: ModeSwitchRuntime) -> list[int]:
     return [server["leading_steps"] for server in runtime.stats()]
 
 
+def test_a_late_copy_of_a_pull_does_not_keep_a_mode() -> None:
+    """All workers rest, so a pull that waits then is a copy of one that was answered: with the switch it gets
+    an error, and the mode changes. (The suite "ssp" of tests/protocol: the bound holds and nobody hangs.)
+
+    The planted fault of `return [seat for seat in live if self.at.get(seat, 0) < slowest]`.
+    """
+    shard, ahead = Shard(0, 1, 2), events.Pull(0, 1, (), clock=3)
+    for worker in range(2):
+        shard.handle(events.Join(worker, 1, SspMode(staleness=1)), "join")
+    for sequence in range(1, 4):
+        for worker in range(2):
+            shard.handle(events.Push(worker, 1, sequence, (), clock=sequence), "push")
+    assert any(isinstance(each, events.SendValues) for each in shard.handle(ahead, "first"))
+    for worker in range(2):
+        shard.handle(events.Leave(worker, 1, 3, rest=1), "rest")
+    for worker in range(2):
+        shard.handle(events.Join(worker, 1, SspMode(staleness=1)), "join")
+    assert shard.handle(ahead, "copy") == []
+    switch = events.Join(0, 1, SyncMode(), switch=1, last=3)
+    assert [type(each) for each in shard.handle(switch, "switch")] == [
+        events.SendError,
+        events.SendOutcome,
+    ]
+    assert shard.mode == "sync"
+    assert not shard._waiting
+    shard.validate()
+
+
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_slow_worker_is_not_left_behind(staleness: int) -> None:
     """One worker pauses: on both servers the other is never given values while it is
@@ -82,31 +110,3 @@ def test_a_new_incarnation_begins_beside_the_slowest() -> None:
         new.close()
         other.close()
         old.abandon()
-
-
-def test_a_late_copy_of_a_pull_does_not_keep_a_mode() -> None:
-    """All workers rest, so a pull that waits then is a copy of one that was answered: with the switch it gets
-    an error, and the mode changes. (The suite "ssp" of tests/protocol: the bound holds and nobody hangs.)
-
-    The planted fault of `return [seat for seat in live if self.at.get(seat, 0) < slowest]`.
-    """
-    shard, ahead = Shard(0, 1, 2), events.Pull(0, 1, (), clock=3)
-    for worker in range(2):
-        shard.handle(events.Join(worker, 1, SspMode(staleness=1)), "join")
-    for sequence in range(1, 4):
-        for worker in range(2):
-            shard.handle(events.Push(worker, 1, sequence, (), clock=sequence), "push")
-    assert any(isinstance(each, events.SendValues) for each in shard.handle(ahead, "first"))
-    for worker in range(2):
-        shard.handle(events.Leave(worker, 1, 3, rest=1), "rest")
-    for worker in range(2):
-        shard.handle(events.Join(worker, 1, SspMode(staleness=1)), "join")
-    assert shard.handle(ahead, "copy") == []
-    switch = events.Join(0, 1, SyncMode(), switch=1, last=3)
-    assert [type(each) for each in shard.handle(switch, "switch")] == [
-        events.SendError,
-        events.SendOutcome,
-    ]
-    assert shard.mode == "sync"
-    assert not shard._waiting
-    shard.validate()
