@@ -29,20 +29,8 @@ from psfleet.core.net.body import write_record
 from psfleet.core.net.membership_messages import agreed_numbers
 from psfleet.core.net.server_state import write_state
 from psfleet.core.net.v1.replica_pb2 import FollowReply, FollowRequest
-from psfleet_server.coordinator import data_dispatch
-from psfleet_server.coordinator.barriers import (
-    CollectiveCompleted,
-    CollectiveState,
-    ModeRequest,
-    ModeSwitch,
-)
+from psfleet_server.coordinator import barriers, coordinator_messages, data_dispatch
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.coordinator.coordinator_messages import (
-    Decision,
-    TermStarted,
-    ViewDecided,
-    WorkerLeft,
-)
 from psfleet_server.coordinator.membership import Membership, Seat
 from psfleet_server.durability.log import VERSION, LogHeader, ServerLog
 from psfleet_server.durability.log_shipping import joined
@@ -147,23 +135,23 @@ def _members() -> Membership:
     return Membership(seats, 13, 2**32 + 1, 4, True)
 
 
-def _switch() -> ModeSwitch:
-    return ModeSwitch(2, agreed_numbers(SSP), {0: 8, 1: 9}, {0: (2, 5), 1: (0, 0)})
+def _switch() -> barriers.ModeSwitch:
+    return barriers.ModeSwitch(2, agreed_numbers(SSP), {0: 8, 1: 9}, {0: (2, 5), 1: (0, 0)})
 
 
-def _mode_request() -> ModeRequest:
-    return ModeRequest(3, "geo", (("k_steps", 20), ("staleness", 0)))
+def _mode_request() -> barriers.ModeRequest:
+    return barriers.ModeRequest(3, "geo", (("k_steps", 20), ("staleness", 0)))
 
 
-def decisions() -> list[Decision]:
+def decisions() -> list[coordinator_messages.Decision]:
     """A decision of each kind."""
     return [
-        TermStarted(2),
-        ViewDecided(_members(), _dispatch()),
-        CollectiveCompleted(4, np.array([[1.5, -2.0]]), None, None),
-        CollectiveCompleted(5, None, _mode_request()),
-        CollectiveCompleted(6, np.array([3, 4, -3, -4, 9]), None, _switch()),
-        WorkerLeft(1, 12),
+        coordinator_messages.TermStarted(2),
+        coordinator_messages.ViewDecided(_members(), _dispatch()),
+        barriers.CollectiveCompleted(4, np.array([[1.5, -2.0]]), None, None),
+        barriers.CollectiveCompleted(5, None, _mode_request()),
+        barriers.CollectiveCompleted(6, np.array([3, 4, -3, -4, 9]), None, _switch()),
+        coordinator_messages.WorkerLeft(1, 12),
         data_dispatch.DatasetBegun(_order(1, True), _plan()),
         data_dispatch.DatasetBegun(_order(2, False), None),
         data_dispatch.LeaseGranted(13, 2, ((16, 20), (40, 52)), 2),
@@ -193,7 +181,7 @@ def coordinator() -> Coordinator:
     found = Coordinator(2)
     found.term, found.members, found.dispatch = 2, _members(), _dispatch()
     results = {4: np.array([[1.5, -2.0]]), 6: np.array([3, 4, -3, -4, 9])}
-    found.collectives = CollectiveState(6, results, {5: _mode_request()}, _switch())
+    found.collectives = barriers.CollectiveState(6, results, {5: _mode_request()}, _switch())
     return found
 
 
