@@ -4,7 +4,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,6 +36,20 @@ class Dead(Exception):
     """The worker's process is gone."""
 
 
+def run_again(
+    fleet: LocalFleet, worker: int, script: Callable[[ModeSwitchRuntime], None]
+) -> ModeSwitchRuntime:
+    """A worker that has run the script, from its start once more if it has died."""
+    runtime = ready(fleet, worker, FIRST)
+    try:
+        script(runtime)
+    except Dead:
+        runtime.abandon()
+        runtime = ready(fleet, worker, FIRST)
+        script(runtime)
+    return runtime
+
+
 @pytest.mark.parametrize(
     "phase",
     [
@@ -49,10 +62,11 @@ def test_a_restarted_worker_joins_in_the_present_mode(phase: int) -> None:
     start. It passes over the changes behind the fleet, makes the others with it, and each sample of
     each dataset is used once."""
     used: list[Counter[int]] = [Counter() for _ in range(1 + len(CHANGES))]
-    modes: list[Any] = []
+    modes: dict[int, list[str]] = {0: [], 1: []}
     died: list[bool] = []
 
     def script(runtime: ModeSwitchRuntime) -> None:
+        modes[runtime.worker_index].append(runtime.consistency.mode)
         for number, consistency in enumerate([FIRST, *CHANGES]):
             if number:
                 runtime.set_mode(consistency)
@@ -68,14 +82,7 @@ def test_a_restarted_worker_joins_in_the_present_mode(phase: int) -> None:
             runtime.barrier()
 
     def work(fleet: LocalFleet, worker: int) -> None:
-        runtime = ready(fleet, worker, FIRST)
-        try:
-            script(runtime)
-        except Dead:
-            runtime.abandon()
-            runtime = ready(fleet, worker, FIRST)
-            modes.append(runtime.consistency.mode)
-            script(runtime)
+        runtime = run_again(fleet, worker, script)
         dense, rows = runtime.pull([Read(DENSE.key), Read(ROWS.key, np.arange(SAMPLES))])
         assert np.isfinite(dense).all()
         assert np.isfinite(rows).all()
@@ -85,7 +92,7 @@ def test_a_restarted_worker_joins_in_the_present_mode(phase: int) -> None:
         in_threads([partial(work, fleet, worker) for worker in range(2)])
         assert fleet.wait(60) == [0, 0]
     once = Counter(dict.fromkeys(range(SAMPLES), 1))
-    assert modes == [[FIRST, *CHANGES][phase].mode]
+    assert modes == {0: [FIRST.mode], 1: [FIRST.mode, [FIRST, *CHANGES][phase].mode]}
     # A merged push may be given out once more to whoever comes after the dead worker.
     for number, counts in enumerate(used):
         if number == phase == 3:
@@ -101,6 +108,7 @@ def test_a_mode_request_from_outside_is_for_those_who_come_later_too() -> None:
     taken: list[bool] = []
 
     def script(fleet: LocalFleet, runtime: ModeSwitchRuntime) -> None:
+        assert not taken or runtime.consistency == ConsistencySettings("ssp", staleness=1)
         runtime.check = partial(refuse, "geo")
         requests = [{"mode": "ssp", "staleness": 1}, None, {"mode": "geo"}]
         for number, mode_request in enumerate(requests, 1):
@@ -114,15 +122,7 @@ def test_a_mode_request_from_outside_is_for_those_who_come_later_too() -> None:
             step(runtime, np.arange(3))
 
     def work(fleet: LocalFleet, worker: int) -> None:
-        runtime = ready(fleet, worker, FIRST)
-        try:
-            script(fleet, runtime)
-        except Dead:
-            runtime.abandon()
-            runtime = ready(fleet, worker, FIRST)
-            assert runtime.consistency == ConsistencySettings("ssp", staleness=1)
-            script(fleet, runtime)
-        runtime.close()
+        run_again(fleet, worker, partial(script, fleet)).close()
 
     with LocalFleet(2, 2, in_process=True) as fleet:
         in_threads([partial(work, fleet, worker) for worker in range(2)])
