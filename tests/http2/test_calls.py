@@ -20,6 +20,7 @@ from psfleet.core.net.http2.socket_transport import PlainTransport
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.http2.calls import SETTINGS, connected, listening, only, opened, serving
 from tests.http2.raw_connection import headers, message, talking
+from tests.pools import grpcio_server
 
 SIZES = [0, 1, 5, 16_379, 16_384, 65_530, 65_536, (1 << 20) + 3, (1 << 24) + 7]
 SENTENCE = "100 % of ids: ä, 'x'; \n%41"
@@ -33,40 +34,24 @@ def grpcio_channel(path: str) -> Iterator[grpc.Channel]:
         yield channel
 
 
-class _Echo(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
-    """The methods of METHODS as a server of grpcio answers them."""
-
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
-        if handler_call_details.method == "/test.Echo/Echo":
-            return grpc.unary_unary_rpc_method_handler(lambda request, context: request)
-        if handler_call_details.method == "/test.Echo/Fail":
-            return grpc.unary_unary_rpc_method_handler(self._fail)
-        return None
-
-    def _fail(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        context.set_trailing_metadata((("psfleet-error", "Gap"),))
-        context.abort(grpc.StatusCode.OUT_OF_RANGE, request.decode())
+def _fail(request: bytes, context: grpc.ServicerContext) -> bytes:
+    context.set_trailing_metadata((("psfleet-error", "Gap"),))
+    context.abort(grpc.StatusCode.OUT_OF_RANGE, request.decode())
 
 
 @contextlib.contextmanager
-def grpcio_server() -> Iterator[Http2Client]:
-    """A client of ours at a server of grpcio's."""
-    server = grpc.server(ThreadPoolExecutor(2), options=OPTIONS)
-    server.add_generic_rpc_handlers((_Echo(),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
+def client_of_grpcio() -> Iterator[Http2Client]:
+    """A client of ours at a server of grpcio's, which has some of METHODS."""
+    handler = grpc.unary_unary_rpc_method_handler
+    methods = {"Echo": handler(lambda request, context: request), "Fail": handler(_fail)}
+    with grpcio_server("test.Echo", methods, options=OPTIONS) as endpoint:
+        host, _, port = endpoint.partition(":")
 
-    def connect() -> PlainTransport:
-        return PlainTransport(socket.create_connection(("127.0.0.1", port)))
+        def connect() -> PlainTransport:
+            return PlainTransport(socket.create_connection((host, int(port))))
 
-    client = Http2Client(connect, "test", False, 1 << 28)
-    try:
-        yield client
-    finally:
-        client.close()
-        server.stop(0).wait()
+        with contextlib.closing(Http2Client(connect, "test", False, 1 << 28)) as client:
+            yield client
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -77,7 +62,7 @@ def test_messages_arrive_as_they_were(tmp_path: Path, size: int) -> None:
         for method in ("/test.Echo/Echo", "/test.Echo/Later"):
             assert client.call(method, message, 30) == message
             assert channel.unary_unary(method, None, None)(message, timeout=60) == message
-    with grpcio_server() as client:
+    with client_of_grpcio() as client:
         assert client.call("/test.Echo/Echo", message, 30) == message
 
 
@@ -91,7 +76,7 @@ def test_errors_arrive_as_they_were(tmp_path: Path) -> None:
         metadata: Any = error.value.trailing_metadata()
         assert dict(metadata)["psfleet-error"] == "Gap"
         check_errors(client)
-    with grpcio_server() as client:
+    with client_of_grpcio() as client:
         check_errors(client)
 
 

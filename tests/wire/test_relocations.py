@@ -12,8 +12,8 @@ import pytest
 
 from psfleet.core.base.job_files import write_relocations
 from psfleet.core.base.settings.declared_settings import ServerLimits
-from psfleet.core.net.connections.channel import server_options
-from psfleet.core.net.connections.relocations import RelocatingChannel
+from psfleet.core.net.connections.channel import RelocatingChannel, server_options
+from tests.pools import grpcio_server
 from tests.waiting import until
 
 
@@ -30,20 +30,13 @@ def server(
             over.wait()
         return b"there"
 
-    handlers = {"Ask": grpc.unary_unary_rpc_method_handler(reply)}
-    with ThreadPoolExecutor(1) as pool:
-        grpc_server = grpc.server(pool, options=options)
-        grpc_server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("test", handlers),)
-        )
-        grpc_server.add_insecure_port(endpoint)
-        grpc_server.start()
+    methods = {"Ask": grpc.unary_unary_rpc_method_handler(reply)}
+    with grpcio_server("test", methods, endpoint, 1, options):
         try:
             yield called
         finally:
             if over is not None:
                 over.set()
-            grpc_server.stop(None).wait()
 
 
 def test_a_call_under_way_ends_when_its_server_moves(tmp_path: Path) -> None:
