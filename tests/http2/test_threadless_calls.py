@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,9 +69,11 @@ def test_a_reply_is_read_though_nobody_waits() -> None:
         runtime.close()
 
 
-def test_a_server_may_die_before_its_reply_is_read() -> None:
-    """A push that left without the thread is made again with the same number: it counts once."""
-    with LocalFleet(2, 1, durability="log") as fleet, fleet.reviving():
+@pytest.mark.parametrize("network", ["unix", "tcp"])
+def test_a_server_may_die_before_its_reply_is_read(network: Any) -> None:
+    """A push that left without the thread is made again with the same number: it counts once. The server is
+    found after each death, over TLS too."""
+    with LocalFleet(2, 1, network, durability="log") as fleet, fleet.reviving():
         runtime = connect(fleet)
         for server in (0, 1):
             runtime.push([GRADIENT])

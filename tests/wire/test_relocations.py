@@ -12,7 +12,8 @@ import pytest
 
 from psfleet.core.base.job_files import write_relocations
 from psfleet.core.base.settings.declared_settings import ServerLimits
-from psfleet.core.net.connections.channel import RelocatingChannel, server_options
+from psfleet.core.net.connections.channel import server_options
+from psfleet.core.net.connections.relocations import RelocatingChannel
 from tests.pools import grpcio_server
 from tests.waiting import until
 

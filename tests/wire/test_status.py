@@ -9,7 +9,8 @@ import pytest
 from psfleet.core.base import errors
 from psfleet.core.base.errors import PsfleetError
 from psfleet.core.net.connections.access import Access
-from psfleet.core.net.connections.channel import CODES, error_of, failure, open_channel, status_of
+from psfleet.core.net.connections.channel import open_channel
+from psfleet.core.net.connections.error_statuses import CODES, error_of, failure, status_of
 from tests.pools import grpcio_server
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
