@@ -79,7 +79,7 @@ def test_a_block_that_fails_does_not_wait_for_others_without_end() -> None:
 
 
 def _said_in_fork(uses: Sequence[Callable[[], object]]) -> list[str]:
-    """What a forked process hears of each of these uses."""
+    """The replies that a forked process gets to each of these uses."""
 
     def tried() -> None:
         for use in uses:

@@ -102,7 +102,7 @@ def uses(runtime: ClusterRuntime, workers: int) -> tuple[TableState, dict[int, f
 
 
 def run(mode: Mode, deaths: dict[int, list[DeathFault]]) -> tuple[TableState, dict[int, float]]:
-    """What comes of the script on two servers after these deaths of each worker."""
+    """Weights and uses after the script, on two servers, with these deaths of each worker."""
     with LocalFleet(2, 2, in_process=True) as fleet:
         return run_script(mode, fleet, deaths, lambda runtime, _: Script(runtime).run(), uses)
 

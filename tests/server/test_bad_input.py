@@ -185,6 +185,7 @@ def test_tables_that_cannot_be(victim: Victim) -> None:
         "Shard/CreateTable",
         r"""
 table(name="")  # needs a name
+sh.CreateTableRequest(spec=sh.TableSpec(name="none"))  # there is no table 'none', and without an optimizer
 table(kind="round")  # kind is 'round'
 table(shape=(0,))  # dim
 table(shape=(3, 4))  # dim
@@ -200,6 +201,7 @@ table(kind="dense", shape=(4,), value=bytes(8))  # holds 4 values
 table(kind="dense", shape=(4,), value=bytes(7))  # no whole number of float32
 table(name="rows", shape=(4,))  # exists
 b"\xff\xff"  # a request of 2 bytes is no CreateTableRequest""",
+        sh=shard_pb2,
     )
 
 

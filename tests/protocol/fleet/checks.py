@@ -222,7 +222,7 @@ def _check_rounds(
 
 
 def shares_of(rounds: Iterable[Round]) -> dict[int, float]:
-    """What each sample counts: a round is the mean of its members."""
+    """The share of each sample in its round, which is the mean of its members."""
     return {
         int(sample): 1.0 / len(members)
         for members in rounds
