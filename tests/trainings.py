@@ -19,7 +19,7 @@ from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.session.retry_policy import Patience
 
 PATIENCE = Patience(reply=500.0, outage=500.0, start=500.0, leave=60.0)
-"""Of workers whose servers start again on any machine."""
+"""Patience of workers whose servers start again, on any machine."""
 
 
 @dataclass(frozen=True)

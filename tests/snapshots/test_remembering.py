@@ -33,7 +33,7 @@ def test_states_belong_to_steps() -> None:
 
 
 def test_what_cannot_be_remembered_is_refused() -> None:
-    """What has no state, and a name that is taken."""
+    """An object without a state, and a name that is taken."""
     worker_state = WorkerState()
     with pytest.raises(UsageError, match="no state_dict"):
         worker_state.add("x", object())
