@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -126,6 +127,15 @@ def in_threads(works: Sequence[Callable[[], None]]) -> None:
         thread.join()
     if errors:
         raise errors[0]
+
+
+def on_fleet(
+    work: Callable[[LocalFleet, int], None], servers: int = 2, workers: int = 2, **settings: Any
+) -> None:
+    """Let all workers of a new fleet do the work, each given its number; its servers end then."""
+    with LocalFleet(servers, workers, in_process=True, **settings) as fleet:
+        in_threads([partial(work, fleet, worker) for worker in range(workers)])
+        assert fleet.wait(60) == [0] * servers
 
 
 def same_bits(left: Sequence[TableState], right: Sequence[TableState]) -> None:

@@ -1,7 +1,6 @@
 """Gradients by elements and in 16 bits. (The same bits on any fleet: tests/cluster/test_bits.py.)"""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from psfleet.optimizer import SGD
 from psfleet.optimizer.outgoing_gradients import GradientScaler
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.refusals import check_refusals
-from tests.trainings import in_threads, same_bits, zero_rows
+from tests.trainings import on_fleet, same_bits, zero_rows
 
 SIZE = 3 * BLOCK + 17
 DENSE = TableSpec("short/dense", "dense", (SIZE,), make_rule("momentum", {"momentum": 0.9}))
@@ -111,6 +110,5 @@ def test_a_skipped_step_is_a_push_of_nothing(mode: Any) -> None:
         ends.append(w.numpy().tolist())
         runtime.close()
 
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        in_threads([partial(run_worker, fleet, worker) for worker in range(2)])
+    on_fleet(run_worker)
     assert ends == [[-(3 * 0.375 + 0.25) if mode == "sync" else -2.5] * 5] * 2

@@ -2,7 +2,6 @@
 
 import threading
 from collections import Counter
-from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from psfleet.core.runtime.modes.switch import ModeSwitchRuntime
 from psfleet.core.runtime.strategy import ConsistencySettings, LocalSGDSettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.consistency.workers import DENSE, ROWS, together
-from tests.trainings import dependent, in_threads
+from tests.trainings import dependent, on_fleet
 
 SAMPLES, BATCH, EPOCHS = 21, 2, 2
 WEIGHTS = TableSpec("weights", "dense", (500,), make_rule("adam", {}))
@@ -50,9 +49,7 @@ def test_local_training_uses_each_sample_once(rows: bool) -> None:
         ended[worker] = weights.tobytes()
         runtime.close()
 
-    with LocalFleet(2, 3, in_process=True) as fleet:
-        in_threads([partial(work, fleet, worker) for worker in range(3)])
-        assert fleet.wait(60) == [0, 0]
+    on_fleet(work, 2, 3)
     assert used == ONCE
     assert len(set(ended.values())) == 1
 

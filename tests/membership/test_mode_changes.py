@@ -18,7 +18,7 @@ from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.consistency.workers import DENSE, ROWS, ready, step
-from tests.trainings import in_threads
+from tests.trainings import on_fleet
 from tests.watched_calls import WatchedCalls
 from tests.worker_deaths import SimulatedDeath
 
@@ -88,9 +88,7 @@ def test_a_restarted_worker_joins_in_the_present_mode(phase: int) -> None:
         assert np.isfinite(rows).all()
         runtime.close()
 
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        in_threads([partial(work, fleet, worker) for worker in range(2)])
-        assert fleet.wait(60) == [0, 0]
+    on_fleet(work)
     once = Counter(dict.fromkeys(range(SAMPLES), 1))
     assert modes == {0: [FIRST.mode], 1: [FIRST.mode, [FIRST, *CHANGES][phase].mode]}
     # A merged push may be given out once more to whoever comes after the dead worker.
@@ -124,9 +122,7 @@ def test_a_mode_request_from_outside_is_for_those_who_come_later_too() -> None:
     def work(fleet: LocalFleet, worker: int) -> None:
         run_again(fleet, worker, partial(script, fleet)).close()
 
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        in_threads([partial(work, fleet, worker) for worker in range(2)])
-        assert fleet.wait(60) == [0, 0]
+    on_fleet(work)
     assert modes == {0: ["ssp"] * 3, 1: ["ssp"] * 5}
 
 
@@ -202,8 +198,6 @@ def test_a_later_incarnation_makes_the_change(before: Mode, after: Mode, told: i
             modes.append(again.mode.name)
             script(again)
 
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        in_threads([partial(work, fleet, worker) for worker in range(2)])
-        assert fleet.wait(60) == [0, 0]
+    on_fleet(work)
     assert modes == [after]
     assert used == Counter(dict.fromkeys(range(SAMPLES), 1))

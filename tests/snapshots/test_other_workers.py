@@ -15,7 +15,7 @@ from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer.lr import StepDecay
 from tests.consistency.workers import ready, step
-from tests.trainings import in_threads
+from tests.trainings import on_fleet
 
 SAMPLES, EPOCHS = 50, 2
 
@@ -45,14 +45,10 @@ def test_what_is_left_is_dealt_to_the_others(mode: Any, tmp_path: Path) -> None:
         runtime.barrier()
         runtime.close()
 
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        in_threads([partial(work, fleet, worker, 3, 5) for worker in range(2)])
-        assert fleet.wait(60) == [0, 0]
+    on_fleet(partial(work, batch=3, stop=5))
     assert earlier == Counter(dict.fromkeys(range(10 * EPOCHS), 1))
     assert 0 < sum(used.values()) < SAMPLES * EPOCHS
-    with LocalFleet(1, 3, resume=path, in_process=True) as fleet:
-        in_threads([partial(work, fleet, worker, 4, 0) for worker in range(3)])
-        assert fleet.wait(60) == [0]
+    on_fleet(partial(work, batch=4, stop=0), 1, 3, resume=path)
     assert earlier == Counter(dict.fromkeys(range(10 * EPOCHS), 1))
     assert used == Counter(dict.fromkeys(range(SAMPLES * EPOCHS), 1))
 
@@ -86,9 +82,7 @@ def test_a_resumed_job_may_have_more_epochs(mode: Any, workers: int, tmp_path: P
 
     for count, epochs in ((2, EPOCHS), (workers, EPOCHS + 2)):
         resume = path if epochs > EPOCHS else ""
-        with LocalFleet(1, count, resume=resume, in_process=True) as fleet:
-            in_threads([partial(work, fleet, worker, count, epochs) for worker in range(count)])
-            assert fleet.wait(60) == [0]
+        on_fleet(partial(work, count=count, epochs=epochs), 1, count, resume=resume)
     for counts in used:
         assert counts == Counter(dict.fromkeys(range(SAMPLES), 2))
 

@@ -1,6 +1,5 @@
 """What a snapshot waits for while a script waits for it: never for a heartbeat, never for that script."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from psfleet.core.engine import worker_state
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.trainings import in_threads, one_more, zero_rows
+from tests.trainings import on_fleet, one_more, zero_rows
 
 COUNTS = zero_rows("counts", 1)
 
@@ -41,8 +40,6 @@ def test_a_snapshot_within_a_step(
             runtime.all_reduce(np.ones(1))
         runtime.close()
 
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        in_threads([partial(work, fleet, worker) for worker in range(2)])
-        assert fleet.wait() == [0, 0]
+    on_fleet(work)
     for number in (0, 2, 4):
         assert read_manifest(tmp_path / f"{number}").workers.keys() == {0, 1}
