@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,9 @@ from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.chaos.message_faults import MessageFaults
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.push_counts import CountingWorkload
+from tests.push_counts import count_pushes
 from tests.standby.pairs import Pairs
-from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together
+from tests.trainings import TrainingWorkload, same_bits, train_together
 
 SIZE = 3 * BLOCK + 17
 MOVING = TableSpec("short/dense", "dense", (SIZE,), make_rule("momentum", {"momentum": 0.9}))
@@ -139,16 +138,8 @@ def test_lost_and_repeated_messages_do_not_change_a_bit(
 
 def test_every_push_is_counted_once() -> None:
     """Two workers push under repeats and lost answers; both tables count each push once."""
-    counting = CountingWorkload(60)
     faults = [MessageFaults(worker, 0.2, 0.2) for worker in range(2)]
-
-    def work(worker: int) -> None:
-        runtime = ClusterRuntime(fleet.environment(worker), "async", inject_faults=faults[worker])
-        counting.run(runtime)
-        runtime.close()
-
     with LocalFleet(2, 2, in_process=True) as fleet:
-        in_threads([partial(work, worker) for worker in range(2)])
+        count_pushes(fleet, faults.__getitem__)
         assert fleet.wait() == [0, 0]
-    counting.check(2)
     assert all(fault.duplicated > 5 for fault in faults)

@@ -7,7 +7,6 @@ the deaths by their points at the end.
 import os
 import random
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
@@ -15,8 +14,8 @@ from psfleet.core.engine.runtime_interface import TableState
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.push_counts import CountingWorkload
-from tests.trainings import PATIENCE, TrainingWorkload, in_threads, same_bits, trained
+from tests.push_counts import count_pushes
+from tests.trainings import TrainingWorkload, same_bits, trained
 
 TRAINING = TrainingWorkload()
 POINTS = ("append", "tear", "appended", "applied", "settled")
@@ -84,16 +83,8 @@ def test_every_push_is_counted_once(
     seed: int, record_property: Callable[[str, object], None]
 ) -> None:
     """Async mode: tables that count pushes count each one once, however often servers die."""
-    counting = CountingWorkload(60)
-
-    def work(worker: int) -> None:
-        runtime = ClusterRuntime(fleet.environment(worker), "async", patience=PATIENCE)
-        counting.run(runtime)
-        runtime.close()
-
     with LocalFleet(2, 2, durability="log", crashes=crashes(seed, 90)) as fleet, fleet.reviving():
-        in_threads([partial(work, worker) for worker in range(2)])
+        count_pushes(fleet)
         assert fleet.wait(300) == [0, 0]
         record_property("deaths in async mode", fleet.deaths)
         assert fleet.restarts >= 2 * DEATHS - 1
-    counting.check(2)

@@ -6,7 +6,6 @@ launcher's own code (psfleet_launch.supervision.job_events).
 
 import signal
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,19 +14,17 @@ import pytest
 import psfleet
 from psfleet.core.base.errors import DeadlineExceeded
 from psfleet.core.client import Client
-from psfleet.core.engine.runtime_interface import Gradient, Read, TableState
+from psfleet.core.engine.runtime_interface import Read, TableState
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.optimizer import Adam
 from psfleet_server.durability.log_shipping import DEPOSED
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.push_counts import CountingWorkload
+from tests.push_counts import COUNT, TOTAL, count_pushes
 from tests.standby.pairs import Pairs
-from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together
+from tests.trainings import TrainingWorkload, same_bits, train_together
 from tests.waiting import pause
 
 TRAINING = TrainingWorkload()
-TOTAL = CountingWorkload.total
-GRADIENT = Gradient(TOTAL.key, np.full(9000, -1, np.float32), None, 1.0)
 
 
 class Watched(ClusterRuntime):
@@ -88,20 +85,12 @@ def test_standbys_die_at_every_point(alone: list[TableState]) -> None:
 
 def test_every_push_is_counted_once() -> None:
     """Async mode: tables that count pushes count each one once, whichever primaries die."""
-    counting = CountingWorkload(60)
-
-    def work(worker: int) -> None:
-        runtime = ClusterRuntime(fleet.environment(worker), "async")
-        counting.run(runtime)
-        runtime.close()
-
     with Pairs(2, 2, "tcp", crashes={0: ["waiting:40"], 1: ["followed:60"]}) as fleet:
         fleet.await_standbys()
         with fleet.deciding():
-            in_threads([partial(work, worker) for worker in range(2)])
+            count_pushes(fleet)
             fleet.await_end()
         assert fleet.takeovers == 2
-    counting.check(2)
 
 
 def test_a_deposed_primary_replies_to_nobody() -> None:
@@ -110,11 +99,11 @@ def test_a_deposed_primary_replies_to_nobody() -> None:
         fleet.await_standbys()
         runtime = ClusterRuntime(fleet.environment(0), "async")
         runtime.create(TOTAL, np.zeros(9000, np.float32))
-        runtime.push([GRADIENT])
+        runtime.push([COUNT])
         runtime.flush()
         deposed = fleet.process(0)
         pause(deposed)
-        runtime.push([GRADIENT])  # waits at the one that is stopped
+        runtime.push([COUNT])  # waits at the one that is stopped
         fleet.promote(0)
         fleet.await_standbys()
         assert deposed.poll() is None
@@ -133,7 +122,7 @@ def test_a_primary_without_its_standby_replies_to_nobody() -> None:
         runtime.create(TOTAL, np.zeros(9000, np.float32))
         follower = fleet.follower(0)
         pause(follower)
-        runtime.push([GRADIENT])
+        runtime.push([COUNT])
         with pytest.raises(DeadlineExceeded):
             runtime.flush(timeout=0.5)
         follower.send_signal(signal.SIGKILL)
