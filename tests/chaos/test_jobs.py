@@ -4,7 +4,6 @@ The seeds of these tests are those of continuous integration; PSFLEET_TORTURE=n 
 """
 
 import json
-import os
 import re
 import sys
 from collections import Counter
@@ -14,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.programs import ended
+from tests.programs import MORE, ended
 
 SCRIPT = Path(__file__).with_name("scripts") / "trainer.py"
 pytestmark = pytest.mark.timeout(300)  # two jobs, whose servers come back again and again
-MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 
 
 def chaos(

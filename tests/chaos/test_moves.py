@@ -4,7 +4,6 @@ Each seed makes some moves, repeats those that a death gives up, and has servers
 at any time. PSFLEET_TORTURE=n adds n seeds.
 """
 
-import os
 import random
 import threading
 from collections.abc import Mapping, Sequence
@@ -20,10 +19,10 @@ from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.chaos.audit import ChaosSettings
 from tests.cluster.test_scaling import BIAS, COUNTS, RARE, ROWS, assert_same, gradients_of
 from tests.pools import started_pool
+from tests.programs import MORE
 from tests.trainings import one_more
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
-MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 MOVES, STEPS, WORKERS, MOST = 4, 3, 2, 4
 IDS, TABLES = np.arange(200), (BIAS, ROWS, RARE)
 POINTS = ("opened", "sent", "filled", "prepared", "adopted")

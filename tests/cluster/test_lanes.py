@@ -31,6 +31,7 @@ from psfleet_worker.connection.request import ServerRequest
 from psfleet_worker.connection.tensor_memory import WorkerMemory
 from psfleet_worker.session.retry_policy import Patience
 from psfleet_worker.tensors import push_queue
+from tests.programs import PYTHONPATH
 from tests.trainings import same_bits
 from tests.waiting import until
 
@@ -241,12 +242,11 @@ sys.stdin.read()
 def test_a_worker_that_is_killed_leaves_nothing(server: Server) -> None:
     """The server lets go of a killed worker's memory at once, and no file system has it."""
     before = shared_memory("self")
-    path = os.pathsep.join(entry for entry in sys.path if entry)
     with subprocess.Popen(
         [sys.executable, "-c", WORKER, server.endpoint],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
     ) as worker:
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"shared\n"

@@ -3,7 +3,6 @@
 One seed of deaths is that of continuous integration; PSFLEET_TORTURE=n adds n more.
 """
 
-import os
 import random
 import threading
 from functools import partial
@@ -16,6 +15,7 @@ from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.chaos.message_faults import MessageFaults
 from tests.consistency.workers import change_modes, step, taken, together
+from tests.programs import MORE
 
 IDS = np.arange(8)
 ASYNC, SYNC = ConsistencySettings("async"), ConsistencySettings("sync")
@@ -23,7 +23,6 @@ GEO, HALF = ConsistencySettings("geo", k_steps=2), ConsistencySettings("half-asy
 CLOSE, AHEAD = (ConsistencySettings("ssp", staleness=staleness) for staleness in (0, 1))
 OTHER_GEO = ConsistencySettings("geo", k_steps=3)
 MODES = [SYNC, ASYNC, AHEAD, SYNC, GEO, HALF, CLOSE, OTHER_GEO, SYNC]
-MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 DEATHS = 2 if MORE else 1  # of each server
 POINTS = ("append", "tear", "appended", "applied", "settled")
 

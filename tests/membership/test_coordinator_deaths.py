@@ -8,7 +8,8 @@ from psfleet.core.base.settings.environment import Environment
 from psfleet.core.engine.runtime_interface import TableState
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.membership.test_deaths import BATCH, EPOCHS, MORE, SAMPLES, results, run, some, train
+from tests.membership.test_deaths import BATCH, EPOCHS, SAMPLES, results, run, some, train
+from tests.programs import MORE
 from tests.trainings import in_threads, same_bits
 
 POINTS: tuple[str, ...] = ("appended", "install")

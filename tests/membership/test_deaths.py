@@ -5,7 +5,6 @@ to the other servers may be under way: that is how a kill falls between servers.
 of continuous integration; PSFLEET_TORTURE=n adds n more.
 """
 
-import os
 import random
 from collections.abc import Callable
 from functools import partial
@@ -22,10 +21,10 @@ from psfleet.core.engine.runtime_interface import Gradient, Read, TableState
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.programs import MORE
 from tests.trainings import dependent, in_threads, one_more, same_bits, zero_rows
 from tests.worker_deaths import DeathFault, SimulatedDeath
 
-MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 SILENCE = 5.0  # seconds after which a worker is taken for dead; a living one on a busy host is not
 SAMPLES, BATCH, EPOCHS = 100, 4, 2
 WEIGHTS = TableSpec("weights", "dense", (9000,), make_rule("adam", {}))

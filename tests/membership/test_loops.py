@@ -25,11 +25,11 @@ from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer.lr import StepDecay
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.membership.test_deaths import run as run_script
+from tests.programs import MORE
 from tests.trainings import one_more, same_bits, zero_rows
 from tests.watched_calls import WatchedCalls
 from tests.worker_deaths import DeathFault, SimulatedDeath
 
-MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 WEIGHTS = TableSpec("weights", "dense", (64,), make_rule("adam", {}))
 COUNTS = zero_rows("counts")
 

@@ -7,7 +7,8 @@ import pytest
 from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.membership.test_deaths import BATCH, EPOCHS, MORE, SAMPLES, begin, run, step
+from tests.membership.test_deaths import BATCH, EPOCHS, SAMPLES, begin, run, step
+from tests.programs import MORE
 from tests.worker_deaths import DeathFault
 
 ROUNDS, LEASED = 4, 4  # steps of each worker until it comes to the change of the mode

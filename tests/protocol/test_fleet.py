@@ -4,11 +4,11 @@ Failures name their seed, and `shrink(fleet(suite, seed))` says which of its fau
 these tests are those of continuous integration; PSFLEET_TORTURE=n adds n more.
 """
 
-import os
 from collections import Counter
 
 import pytest
 
+from tests.programs import MORE
 from tests.protocol.fleet import follower_mutants, scaling_mutants
 from tests.protocol.fleet.job import SUITES
 from tests.protocol.fleet.mutants import COVERED, MUTANTS, Mutant
@@ -17,7 +17,6 @@ from tests.protocol.scheduler import Broken, run, shrink
 
 assert follower_mutants  # adds to MUTANTS, as the other one does
 assert scaling_mutants
-MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 SEEDS = range(18, 18 + 5 + MORE)
 """Few, in which all of HAPPENS does."""
 FOLLOWED = range(18, 18 + 8 + MORE)

@@ -4,7 +4,6 @@ The seeds of these tests are those of continuous integration; PSFLEET_TORTURE=n 
 the deaths by their points at the end.
 """
 
-import os
 import random
 from collections.abc import Callable
 
@@ -14,12 +13,12 @@ from psfleet.core.engine.runtime_interface import TableState
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.programs import MORE
 from tests.push_counts import count_pushes
 from tests.trainings import TrainingWorkload, same_bits, trained
 
 TRAINING = TrainingWorkload()
 POINTS = ("append", "tear", "appended", "applied", "settled")
-MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 DEATHS = 3  # of each server in one run
 pytestmark = pytest.mark.timeout(600)  # a dozen processes start one after the other
 

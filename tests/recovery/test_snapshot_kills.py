@@ -3,7 +3,6 @@
 The seeds of these tests are those of continuous integration; PSFLEET_TORTURE=n adds n more.
 """
 
-import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +17,11 @@ from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests import trainings
+from tests.programs import MORE
 
 TRAINING = trainings.TrainingWorkload(steps=60, pause=0.03)
 COUNTS = trainings.zero_rows("counts")
 PUSHES = 120
-MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 POINTS = ("turned", "cut", "page", "written")
 LEADING = ("unnamed", "complete", "shortened")  # of server 0
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # a dozen processes, one after the other

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from psfleet.core.base.job_files import read_ready
+from tests.programs import PYTHONPATH
 from tests.refusals import cases
 from tests.waiting import until
 
 ENV = {
     **{k: v for k, v in os.environ.items() if not k.startswith(("PSFLEET_", "PADDLE_"))},
-    "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+    "PYTHONPATH": PYTHONPATH,
 }
 
 

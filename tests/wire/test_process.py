@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.programs import ended
+from tests.programs import PYTHONPATH, ended
 
 FAULTS = """
 import os, resource, sys, threading
@@ -25,14 +25,8 @@ print(faults())
 
 def faults(word: str) -> int:
     """Page faults of 3 buffers of 64 MB in another thread than the main one."""
-    run = ended(
-        [sys.executable, "-c", FAULTS, word], check=True, env={"PATH": "/usr/bin"} | _python_path()
-    )
-    return int(run.stdout)
-
-
-def _python_path() -> dict[str, str]:
-    return {"PYTHONPATH": ":".join(path for path in sys.path if path)}
+    env = {"PATH": "/usr/bin", "PYTHONPATH": PYTHONPATH}
+    return int(ended([sys.executable, "-c", FAULTS, word], check=True, env=env).stdout)
 
 
 def test_large_buffers_reuse_their_memory() -> None:

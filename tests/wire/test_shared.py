@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from psfleet.core.base.errors import FrameError
 from psfleet.core.net.shared_memory import FIRST, BlockAllocator, MemoryHandle, SharedMemory
+from tests.programs import PYTHONPATH
 
 SIZE = 1 << 16
 
@@ -47,10 +48,8 @@ def test_another_process_can_open_it(offered: tuple[SharedMemory, MemoryHandle])
         "from psfleet.core.net.shared_memory import *; import numpy as np; "
         f"SharedMemory.open({offer!r}).part(FIRST, 16).view(np.int64)[:] = 5, 6"
     )
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    subprocess.run(
-        [sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": path}
-    )
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    subprocess.run([sys.executable, "-c", program], check=True, env=env)
     assert memory.part(FIRST, 16).view(np.int64).tolist() == [5, 6]
 
 
