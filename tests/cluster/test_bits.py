@@ -54,7 +54,7 @@ class AllGradients(TrainingWorkload):
         return [*super().result(runtime), *others]
 
 
-TRAINING = AllGradients(steps=20)
+TRAINING = AllGradients(steps=12)
 MODES: list[Mode] = ["sync", "async", "ssp"]
 
 
