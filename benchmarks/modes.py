@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from click_model import ClicksWorkload
 from measuring import quantile
 
 from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
@@ -23,7 +24,6 @@ from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
-from tests.click_model import ClicksWorkload  # noqa: E402 - found by the line before
 from tests.trainings import in_threads  # noqa: E402 - found by the line before
 
 MODES = {

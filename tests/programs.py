@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ IN_DOCS = pytest.mark.skipif(
     reason="make docs runs this test",
 )
 """Tests of what pages print: programs, notebooks, long runs of the examples, benchmarks behind figures."""
+MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
+"""Seeds beside those of continuous integration."""
+PYTHONPATH = os.pathsep.join(entry for entry in sys.path if entry)
+"""Gives a new interpreter the modules of this one."""
 
 
 def ended(

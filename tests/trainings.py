@@ -1,17 +1,26 @@
 """A small training run whose result depends on everything that can go wrong."""
 
+import contextlib
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime, TableState
 from psfleet.core.engine.schema.table import InitializerSpec, RowPrecision, TableSpec
+from psfleet.fleet.testing.local_fleet import LocalFleet
+from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.session.retry_policy import Patience
+
+PATIENCE = Patience(reply=500.0, outage=500.0, start=500.0, leave=60.0)
+"""Patience of workers whose servers start again, on any machine."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,18 @@ def zero_rows(name: str, dim: int = 1) -> TableSpec:
     return TableSpec(name, "sparse", (dim,), make_rule("sgd", {}), initializer=zero)
 
 
+def one_more(table: TableSpec, ids: NDArray[np.int64]) -> Gradient:
+    """Adds 1 to the rows of these ids in a table of `zero_rows`."""
+    return Gradient(table.key, np.full((len(ids), table.dim), -1, np.float32), ids, 1.0)
+
+
+def dependent(runtime: Runtime, table: TableSpec, seed: ArrayLike, rate: float = 0.05) -> Gradient:
+    """A gradient of a dense table, every bit of which depends on the table's weights and on the seed."""
+    (weights,) = runtime.pull([Read(table.key)])
+    noise = np.random.default_rng(seed).standard_normal(table.shape, np.float32)  # type: ignore[arg-type]
+    return Gradient(table.key, weights * np.float32(0.1) + noise, None, rate)
+
+
 def in_threads(works: Sequence[Callable[[], None]]) -> None:
     """Run the works at the same time; raises the first error after all of them have ended.
 
@@ -108,6 +129,15 @@ def in_threads(works: Sequence[Callable[[], None]]) -> None:
         raise errors[0]
 
 
+def on_fleet(
+    work: Callable[[LocalFleet, int], None], servers: int = 2, workers: int = 2, **settings: Any
+) -> None:
+    """Let all workers of a new fleet do the work, each given its number; its servers end then."""
+    with LocalFleet(servers, workers, in_process=True, **settings) as fleet:
+        in_threads([partial(work, fleet, worker) for worker in range(workers)])
+        assert fleet.wait(60) == [0] * servers
+
+
 def same_bits(left: Sequence[TableState], right: Sequence[TableState]) -> None:
     """Raise AssertionError unless both results are equal in every bit."""
     assert len(left) == len(right)
@@ -118,6 +148,18 @@ def same_bits(left: Sequence[TableState], right: Sequence[TableState]) -> None:
             np.testing.assert_array_equal(one.ids, other.ids)
         for ours, theirs in zip(one.values, other.values, strict=True):
             np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+def trained(fleet: LocalFleet, training: TrainingWorkload) -> list[TableState]:
+    """The tables after sync training by all workers of the fleet, whose servers may die and come back."""
+
+    def connect(worker: int) -> ClusterRuntime:
+        return ClusterRuntime(fleet.environment(worker), "sync", patience=PATIENCE)
+
+    with fleet.reviving() if fleet.durability != "none" else contextlib.nullcontext():
+        states = train_together(fleet.workers, training, connect)
+        assert fleet.wait(300) == [0] * fleet.servers, [fleet.log(i) for i in range(fleet.servers)]
+    return states
 
 
 def train_together(

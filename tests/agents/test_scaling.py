@@ -108,7 +108,7 @@ def test_logs_on_their_machines(
 ) -> None:
     """A server that is killed goes on from the log that counts: before the decision from its old one, and
     after it from the new one, though the decision was made on another machine. (Every point:
-    tests/cluster/test_scaling_logs.py.)"""
+    the suites "logs moves" of tests/protocol.)"""
     job = joined(site, tmp_path, "--durability", "log", **{host: f"{point}:1"})
     assert scaled(tmp_path, 3) is moves
     job.until(lambda: "it goes on from its log" in site.said(), "a restart")

@@ -4,7 +4,6 @@ The seeds of these tests are those of continuous integration; PSFLEET_TORTURE=n 
 """
 
 import json
-import os
 import re
 import sys
 from collections import Counter
@@ -14,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.programs import ended
+from tests.programs import MORE, ended
 
-SCRIPTS = Path(__file__).with_name("scripts")
+SCRIPT = Path(__file__).with_name("scripts") / "trainer.py"
 pytestmark = pytest.mark.timeout(300)  # two jobs, whose servers come back again and again
-MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 
 
 def chaos(
@@ -27,7 +25,7 @@ def chaos(
     """Exit code, the report and the messages of a job of two servers and two workers."""
     command = [sys.executable, "-m", "psfleet_launch", "--servers", "2", "--workers", "2"]
     command += ["--chaos", str(seed), "--no-progress", "--job", "job", "--log-dir", str(folder)]
-    process = ended([*command, *options, str(SCRIPTS / script[0]), *script[1:]], timeout=280)
+    process = ended([*command, *options, str(SCRIPT), *script], timeout=280)
     report = json.loads((folder / "job" / "chaos.json").read_text())
     return process.returncode, report, process.stderr
 
@@ -43,7 +41,7 @@ def test_sync(tmp_path: Path, seed: int) -> None:
     """Servers and workers are killed and paused, answers lost, and rows move to other servers: the bits are
     those without faults, also those of a follower at each round that it has both with and without faults."""
     options = ("--durability", "log", "--restart-workers", "1", "--chaos-pace", "3")
-    script = ["trainer.py", "sync", "30", "followed", "meets"]
+    script = ["sync", "30", "followed", "meets"]
     code, report, errors = chaos(tmp_path, seed, script, *options)
     actual = verdicts(report)
     assert actual.pop("6") != "BROKEN", errors
@@ -57,7 +55,7 @@ def test_sync(tmp_path: Path, seed: int) -> None:
 def test_standbys(tmp_path: Path, seed: int) -> None:
     """Servers and standbys are killed, paused and hang, and there is no log: no bit changes."""
     options = ("--replicas", "1", "--hung-after", "2s", "--chaos-pace", "2")
-    code, report, errors = chaos(tmp_path, seed, ["trainer.py", "sync", "4"], *options)
+    code, report, errors = chaos(tmp_path, seed, ["sync", "4"], *options)
     actual = verdicts(report)
     assert (actual["1"], actual["2"], actual["7"]) == ("kept", "kept", "kept"), errors
     assert "BROKEN" not in actual.values()
@@ -98,22 +96,9 @@ def test_async(tmp_path: Path, seed: int) -> None:
     """While snapshots are taken and rows move: every acknowledged push is counted once on every server, and
     is in the next cut of each of two followers, which are killed, paused and cut off."""
     options = ("--durability", "log", "--snapshot-every", "1s", "--chaos-pace", "3")
-    script = ["trainer.py", "async", "35", "followed", "meets"]
+    script = ["async", "35", "followed", "meets"]
     code, report, errors = chaos(tmp_path, seed, script, *options, "--chaos-followers", "2")
     actual = verdicts(report)
     assert {actual[promise] for promise in "2378"} == {"kept"}, errors
     assert "BROKEN" not in actual.values()
     assert code == 0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(4, 5 + MORE))
-def test_plain_tables(tmp_path: Path, seed: int) -> None:
-    """A plain client whose pushes name three tables: servers are killed, and no bit changes."""
-    options = ("--durability", "log", "--chaos-pace", "3")
-    code, report, errors = chaos(tmp_path, seed, ["tables.py", "sync"], *options)
-    actual = verdicts(report)
-    assert (actual["1"], actual["2"], actual["7"]) == ("kept", "kept", "kept"), errors
-    assert "BROKEN" not in actual.values()
-    assert code == 0
-    assert report["faults"]

@@ -4,7 +4,6 @@ Each seed makes some moves, repeats those that a death gives up, and has servers
 at any time. PSFLEET_TORTURE=n adds n seeds.
 """
 
-import os
 import random
 import threading
 from collections.abc import Mapping, Sequence
@@ -15,14 +14,15 @@ import numpy as np
 import pytest
 
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.runtime_interface import Gradient, Read, Runtime, TableState
+from psfleet.core.engine.runtime_interface import Runtime, TableState
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.chaos.audit import ChaosSettings
-from tests.cluster.test_scaling import BIAS, COUNTS, RARE, ROWS, assert_same, ids_of
+from tests.cluster.test_scaling import BIAS, COUNTS, RARE, ROWS, assert_same, gradients_of
 from tests.pools import started_pool
+from tests.programs import MORE
+from tests.trainings import one_more
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
-MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 MOVES, STEPS, WORKERS, MOST = 4, 3, 2, 4
 IDS, TABLES = np.arange(200), (BIAS, ROWS, RARE)
 POINTS = ("opened", "sent", "filled", "prepared", "adopted")
@@ -119,24 +119,11 @@ def train(runtime: Runtime, mover: Mover | None) -> list[TableState]:
         if moves and runtime.worker_index == 0:
             assert mover is not None
             wanted = mover.ask()  # the step after it is made while rows are on their way
-        push(runtime, step)
+        runtime.push([*gradients_of(runtime, TABLES, step), one_more(COUNTS, IDS)])
         if moves:
             meet(runtime, mover, wanted)
     runtime.barrier()
     return [runtime.read_table(spec.key) for spec in (*TABLES, COUNTS)]
-
-
-def push(runtime: Runtime, step: int) -> None:
-    """A step whose gradients depend on all that was pulled, and that counts itself."""
-    dice = np.random.default_rng((runtime.worker_index, step))
-    ids = np.unique(dice.integers(-300, 300, 200))
-    pulled = runtime.pull([Read(spec.key, ids_of(spec, ids)) for spec in TABLES])
-    gradients = [
-        Gradient(spec.key, values * np.float32(0.3) - 1, ids_of(spec, ids), 0.01)
-        for spec, values in zip(TABLES, pulled, strict=True)
-    ]
-    one = Gradient(COUNTS.key, np.full((len(IDS), 1), -1, np.float32), IDS, 1.0)
-    runtime.push([*gradients, one])
 
 
 def meet(runtime: Runtime, mover: Mover | None, wanted: int) -> None:

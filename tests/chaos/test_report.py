@@ -81,13 +81,8 @@ def test_pushes_are_counted_through_moves(tmp_path: Path) -> None:
     assert (verdicts(run)["2"], verdicts(run)["6"]) == (True, True)
     right = [3, 3, 1, 1, 1]
     where = owners(np.array(rows), 3).tolist()
-    for index, count, kept in (
-        (1, 2, True),
-        (1, 1, False),
-        (0, 2, False),
-        (0, 4, False),
-        (4, 0, False),
-    ):
+    wrong = (1, 1), (0, 2), (0, 4), (4, 0)  # by row the count
+    for index, count, kept in ((1, 2, True), *((*one, False) for one in wrong)):
         counts = [count if i == index else n for i, n in enumerate(right)]
         hold(run.audit, dict(zip(rows, counts, strict=True)), where)
         assert verdicts(run)["2"] is kept, (index, count)

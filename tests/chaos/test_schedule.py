@@ -17,6 +17,9 @@ from psfleet_launch.supervision.scaling_requests import ScalingStep
 from psfleet_launch.supervision.standbys import Standbys
 
 COUNT = 300
+PLAIN = JobRequest(__file__, servers=2, workers=2)
+LOGGED = replace(PLAIN, durability="log")
+LIVING = {Member(role, rank) for role in ("server", "worker") for rank in range(2)}
 
 
 def kinds(request: JobRequest, seed: int = 1) -> set[tuple[str, str]]:
@@ -27,7 +30,7 @@ def kinds(request: JobRequest, seed: int = 1) -> set[tuple[str, str]]:
 
 def test_a_seed_says_all() -> None:
     """The same seed gives the same faults in order of time, another one others."""
-    request = JobRequest(__file__, servers=2, workers=2, durability="log", worker_restarts=3)
+    request = replace(LOGGED, worker_restarts=3)
     first, again, other = (
         list(itertools.islice(schedule(seed, request), COUNT)) for seed in (1, 1, 2)
     )
@@ -38,43 +41,38 @@ def test_a_seed_says_all() -> None:
 def test_only_what_is_covered_is_done() -> None:
     """Without a log no server is killed; without restarts no worker; then nobody's disk is full."""
     pauses = {("pause", "server"), ("pause", "worker")}
-    plain = JobRequest(__file__, servers=2, workers=2)
-    assert kinds(plain) == pauses
-    log = JobRequest(__file__, servers=2, workers=2, durability="log")
-    assert kinds(log) == pauses | {("kill", "server")}
-    every = JobRequest(__file__, servers=2, workers=2, durability="log", worker_restarts=4)
+    assert kinds(PLAIN) == pauses
+    assert kinds(LOGGED) == pauses | {("kill", "server")}
+    every = replace(LOGGED, worker_restarts=4)
     assert kinds(every) == pauses | {("kill", "server"), ("kill", "worker"), ("full", "server")}
 
 
 def test_another_number_of_servers_is_asked_for() -> None:
     """Where the job may have one: from 1 to two more than it began with, never the same again, and all of
     these servers are struck; elsewhere never."""
-    request = JobRequest(__file__, servers=2, workers=2, durability="log")
-    faults = [*itertools.islice(schedule(1, request, scales=True), COUNT)]
+    faults = [*itertools.islice(schedule(1, LOGGED, scales=True), COUNT)]
     asked = [fault.servers for fault in faults if fault.kind == "scale"]
     assert {*asked} == {1, 2, 3, 4}
     assert all(one != other for one, other in itertools.pairwise(asked))
     struck = {fault.member.rank for fault in faults if fault.kind == "kill"}
     assert struck == {0, 1, 2, 3}
-    assert ("scale", "server") not in kinds(request)
+    assert ("scale", "server") not in kinds(LOGGED)
 
 
 def test_one_number_of_servers_is_asked_for_at_a_time(tmp_path: Path) -> None:
     """Nothing is asked for while rows move, or once a worker has left. What an earlier server of a new one's
     rank has said to hold is forgotten."""
-    request = JobRequest(__file__, servers=2, workers=2, durability="log")
-    living = {Member(role, rank) for role in ("server", "worker") for rank in range(2)}
 
     def asked(moving: bool = False) -> int:
-        made = ChaosSchedule(5, request, tmp_path, scales=True)
-        due = [made.due(second, living, trains=True, moving=moving) for second in range(300)]
+        made = ChaosSchedule(5, LOGGED, tmp_path, scales=True)
+        due = [made.due(second, LIVING, trains=True, moving=moving) for second in range(300)]
         return sum(bool(fault.servers) for faults in due for fault in faults)
 
     assert asked() > 5
     assert asked(moving=True) == 0
     (tmp_path / "left.0").touch()
     assert asked() == 0
-    made, server = ChaosSchedule(5, request, tmp_path), Member("server", 2)
+    made, server = ChaosSchedule(5, LOGGED, tmp_path), Member("server", 2)
     (tmp_path / "held.2.json").touch()
     made.follow(ScalingStep(start=(server,)))
     made.follow(ScalingStep(servers=(server,)))
@@ -84,13 +82,11 @@ def test_one_number_of_servers_is_asked_for_at_a_time(tmp_path: Path) -> None:
 
 def test_a_slow_machine_has_not_more_faults(tmp_path: Path) -> None:
     """While a server is being started, time goes slowly."""
-    request = JobRequest(__file__, servers=2, workers=2)
-    living = {Member(role, rank) for role in ("server", "worker") for rank in range(2)}
 
     def count(whole: bool) -> int:
-        made = ChaosSchedule(5, request, tmp_path)
+        made = ChaosSchedule(5, PLAIN, tmp_path)
         for second in range(600):
-            made.due(second, living, trains=True, whole=whole)
+            made.due(second, LIVING, trains=True, whole=whole)
         return len(made.done)
 
     assert count(whole=True) > 4 * count(whole=False) > 0
@@ -98,20 +94,20 @@ def test_a_slow_machine_has_not_more_faults(tmp_path: Path) -> None:
 
 def test_standbys_cover_servers_without_a_log() -> None:
     """Both are killed, paused and hang; nothing hangs if nobody looks for that."""
-    request = JobRequest(__file__, servers=2, workers=2, replicas=1, hung_after=3.0)
+    request = replace(PLAIN, replicas=1, hung_after=3.0)
     faults = list(itertools.islice(schedule(2, request), COUNT))
     done = {(fault.kind, fault.target.rstrip("01")) for fault in faults}
     both = ("server ", "standby of server ")
     assert done == {("pause", "worker ")} | set(itertools.product(("kill", "pause", "hang"), both))
     assert all(4 <= fault.seconds <= 6 for fault in faults if fault.kind == "hang")
     assert all(fault.seconds <= 0.75 for fault in faults if fault.kind == "pause")
-    careless = JobRequest(__file__, servers=2, workers=2, replicas=1, hung_after=0.0)
+    careless = replace(PLAIN, replicas=1, hung_after=0.0)
     assert ("hang", "server") not in kinds(careless)
 
 
 def test_two_machines_are_left() -> None:
     """Machines are lost where standbys and restarts of workers cover that, which the latter pay for."""
-    request = JobRequest(__file__, servers=2, workers=2, replicas=1, worker_restarts=3)
+    request = replace(PLAIN, replicas=1, worker_restarts=3)
 
     def losses(request: JobRequest, machines: int) -> int:
         faults = itertools.islice(schedule(1, request, machines=machines), COUNT)
@@ -175,12 +171,10 @@ def test_only_one_of_a_pair_is_struck_at_a_time(tmp_path: Path) -> None:
 
 def test_no_server_is_killed_when_all_workers_have_left(tmp_path: Path) -> None:
     """It would not come back, and its pushes could not be counted."""
-    request = JobRequest(__file__, servers=2, workers=2, durability="log")
-    living = {Member(role, rank) for role in ("server", "worker") for rank in range(2)}
 
     def kills() -> int:
-        made = ChaosSchedule(5, request, tmp_path)
-        strikes = [s for second in range(600) for s in made.due(second, living, trains=True)]
+        made = ChaosSchedule(5, LOGGED, tmp_path)
+        strikes = [s for second in range(600) for s in made.due(second, LIVING, trains=True)]
         return sum(s.signal == signal.SIGKILL and s.member.role == "server" for s in strikes)
 
     assert kills() > 0
@@ -192,7 +186,7 @@ def test_no_server_is_killed_when_all_workers_have_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize("restarts", [1, 3])
 def test_workers_die_as_often_as_they_come_back(restarts: int) -> None:
     """A full disk may end two workers."""
-    request = JobRequest(__file__, servers=2, workers=2, durability="log", worker_restarts=restarts)
+    request = replace(LOGGED, worker_restarts=restarts)
     faults = list(itertools.islice(schedule(5, request), COUNT))
     killed = sum(fault.kind == "kill" and fault.member.role == "worker" for fault in faults)
     full = sum(fault.kind == "full" for fault in faults)

@@ -1,23 +1,60 @@
 """Sync mode gives the same bits whatever the fleet and the network do; in async mode a push counts once."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.runtime_interface import TableState
+from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.runtime_interface import Gradient, Precision, Runtime, TableState
+from psfleet.core.engine.schema.table import BLOCK, TableSpec
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.chaos.message_faults import MessageFaults
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.push_counts import CountingWorkload
+from tests.push_counts import count_pushes
 from tests.standby.pairs import Pairs
-from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together
+from tests.trainings import TrainingWorkload, same_bits, train_together
 
-TRAINING = TrainingWorkload(steps=20)
+SIZE = 3 * BLOCK + 17
+MOVING = TableSpec("short/dense", "dense", (SIZE,), make_rule("momentum", {"momentum": 0.9}))
+SHORT = TableSpec("short/rows", "sparse", (5,), make_rule("adagrad", {}))
+HALVES = replace(SHORT, name="halves", precision="bfloat16/bfloat16")
+PRECISIONS: list[Precision] = ["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class AllGradients(TrainingWorkload):
+    """Training whose gradients are also of some elements of a dense table, and in 16 bits; so are rows."""
+
+    def run(self, runtime: Runtime) -> None:
+        runtime.create(MOVING, np.linspace(-1, 1, SIZE, dtype=np.float32))
+        runtime.create(SHORT)
+        runtime.create(HALVES)
+        super().run(runtime)
+
+    def _step(self, runtime: Runtime, dice: np.random.Generator) -> None:
+        super()._step(runtime, dice)
+        runtime.pull([])
+        values, ids = dice.standard_normal(SIZE, np.float32), dice.integers(-20, 20, 30)
+        how = PRECISIONS[dice.integers(3)], 1024.0
+        dense = Gradient(MOVING.key, values, None, 0.1, *how)
+        if dice.random() < 0.7:
+            elements = np.flatnonzero(dice.random(SIZE) < 0.01).astype(np.int64)
+            dense = Gradient(MOVING.key, values[elements], elements, 0.1, *how)
+        rows = dice.standard_normal((30, 5), np.float32)
+        of_rows = [Gradient(spec.key, rows, ids, 0.1, *how) for spec in (SHORT, HALVES)]
+        runtime.push([dense, *of_rows])
+
+    def result(self, runtime: Runtime) -> list[TableState]:
+        others = [runtime.read_table(spec.key) for spec in (MOVING, SHORT, HALVES)]
+        return [*super().result(runtime), *others]
+
+
+TRAINING = AllGradients(steps=12)
 MODES: list[Mode] = ["sync", "async", "ssp"]
 
 
@@ -101,16 +138,8 @@ def test_lost_and_repeated_messages_do_not_change_a_bit(
 
 def test_every_push_is_counted_once() -> None:
     """Two workers push under repeats and lost answers; both tables count each push once."""
-    counting = CountingWorkload(60)
     faults = [MessageFaults(worker, 0.2, 0.2) for worker in range(2)]
-
-    def work(worker: int) -> None:
-        runtime = ClusterRuntime(fleet.environment(worker), "async", inject_faults=faults[worker])
-        counting.run(runtime)
-        runtime.close()
-
     with LocalFleet(2, 2, in_process=True) as fleet:
-        in_threads([partial(work, worker) for worker in range(2)])
+        count_pushes(fleet, faults.__getitem__)
         assert fleet.wait() == [0, 0]
-    counting.check(2)
     assert all(fault.duplicated > 5 for fault in faults)

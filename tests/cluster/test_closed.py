@@ -2,7 +2,7 @@
 
 import concurrent.futures
 import multiprocessing
-from multiprocessing.connection import Connection as Pipe
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import pytest
 import psfleet
 from psfleet import fleet, metrics
 from psfleet.core.base.errors import PsfleetError, UsageError
-from psfleet.core.client import Client, SparseTable
+from psfleet.core.client import Client
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.core.runtime.process_runtime import current, using
 from psfleet.fleet.testing.local_fleet import LocalFleet
@@ -78,13 +78,24 @@ def test_a_block_that_fails_does_not_wait_for_others_without_end() -> None:
             other.close()
 
 
-def _in_fork(table: SparseTable, replies: Pipe) -> None:
-    for use in (lambda: table.pull(IDS), lambda: table.push(IDS, GRADS).wait(60)):
-        try:
-            use()
-            replies.send("it worked")
-        except PsfleetError as error:
-            replies.send(str(error))
+def _said_in_fork(uses: Sequence[Callable[[], object]]) -> list[str]:
+    """The replies that a forked process gets to each of these uses."""
+
+    def tried() -> None:
+        for use in uses:
+            try:
+                theirs.send(repr(use()))
+            except PsfleetError as error:
+                theirs.send(str(error))
+
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        child = multiprocessing.get_context("fork").Process(target=tried)
+        child.start()
+        said = [ours.recv() for _ in uses if ours.poll(60)]
+        child.join(60)
+        assert child.exitcode == 0
+    return said
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")  # that is the point
@@ -94,38 +105,12 @@ def test_a_fork_of_a_worker_is_told_so(mode: str) -> None:
     with LocalFleet(1, 1) as fleet, psfleet.connect(fleet.environment(0), mode=mode) as client:
         table = client.sparse_table("t", dim=4, optimizer=Adam(0.1))
         table.push(IDS, GRADS)  # under way when the process forks
-        ours, theirs = multiprocessing.Pipe()
-        child = multiprocessing.get_context("fork").Process(target=_in_fork, args=(table, theirs))
-        child.start()
-        for _ in range(2):
-            assert ours.poll(60)
-            assert "which has the connections to the servers" in ours.recv()
-        child.join(60)
-        assert child.exitcode == 0
-        ours.close()
-        theirs.close()
+        said = _said_in_fork([lambda: table.pull(IDS), lambda: table.push(IDS, GRADS).wait(60)])
+        assert len(said) == 2
+        assert all("which has the connections to the servers" in one for one in said)
         before = table.pull(IDS)
         table.push(IDS, GRADS).wait(60)
         assert (table.pull(IDS) != before).all()
-
-
-def _all_uses(table: SparseTable, counted: metrics.FleetMetrics, replies: Pipe) -> None:
-    for use in (
-        lambda: table.push(IDS, GRADS),
-        lambda: table.write(IDS, GRADS),
-        lambda: psfleet.connect().sparse_table("other", dim=4, optimizer=SGD(1.0)),
-        lambda: psfleet.connect().runtime.load("nowhere"),
-        fleet.shrink,
-        lambda: fleet.log("loss", 1.0),
-        lambda: fleet.report_evaluation({"auc": 0.5}),
-        lambda: counted.update([0.5], [1]),
-    ):
-        try:
-            use()
-            replies.send("it worked")
-        except PsfleetError as error:
-            replies.send(str(error))
-    replies.send(table.pull(IDS))
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -138,18 +123,20 @@ def test_a_fork_of_an_embedded_fleet_is_told_so(monkeypatch: pytest.MonkeyPatch)
         table.push(IDS, GRADS)
         before = table.pull(IDS)
         counted = fleet.metrics([metrics.LogLoss()])
-        ours, theirs = multiprocessing.Pipe()
-        child = multiprocessing.get_context("fork").Process(
-            target=_all_uses, args=(table, counted, theirs)
-        )
-        child.start()
-        for use in range(8):
-            assert ours.poll(60)
-            assert "was forked from process" in ours.recv(), use
-        np.testing.assert_array_equal(ours.recv(), before)
-        child.join(60)
-        ours.close()
-        theirs.close()
+        uses: list[Callable[[], object]] = [
+            lambda: table.push(IDS, GRADS),
+            lambda: table.write(IDS, GRADS),
+            lambda: psfleet.connect().sparse_table("other", dim=4, optimizer=SGD(1.0)),
+            lambda: psfleet.connect().runtime.load("nowhere"),
+            fleet.shrink,
+            lambda: fleet.log("loss", 1.0),
+            lambda: fleet.report_evaluation({"auc": 0.5}),
+            lambda: counted.update([0.5], [1]),
+        ]
+        *said, read = _said_in_fork([*uses, lambda: table.pull(IDS).tolist()])
+        assert len(said) == len(uses)
+        assert all("was forked from process" in one for one in said), said
+        assert read == repr(before.tolist())
         table.push(IDS, GRADS)
         counted.update([0.5], [1])
         np.testing.assert_array_equal(table.pull(IDS), before - 1)

@@ -20,6 +20,7 @@ from psfleet.core.base.errors import (
     ServerUnavailable,
 )
 from psfleet.core.base.settings.environment import Environment
+from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
@@ -37,12 +38,18 @@ GRADIENT = Gradient(SPEC.key, np.ones(3, np.float32), None, 1.0)
 HASTY = Patience(wait=0.5, reply=30.0, outage=1.0, start=30.0)
 
 
+def pushed(fleet: LocalFleet, mode: Mode = "sync", patience: Patience = HASTY) -> ClusterRuntime:
+    """A new process of worker 0, which has made a table and pushed to it."""
+    runtime = ClusterRuntime(fleet.environment(0), mode, patience=patience)
+    runtime.create(SPEC, np.zeros(3, np.float32))
+    runtime.push([GRADIENT]).wait(60)
+    return runtime
+
+
 def test_a_server_that_is_gone_is_named_in_time() -> None:
     """After kill -9 of a server the next pull raises ServerUnavailable, and so does close."""
     with LocalFleet(2, 1) as fleet:
-        runtime = ClusterRuntime(fleet.environment(0), "sync", patience=HASTY)
-        runtime.create(SPEC, np.zeros(3, np.float32))
-        runtime.push([GRADIENT]).wait(60)
+        runtime = pushed(fleet)
         fleet.kill(1)
         began = time.monotonic()
         with pytest.raises(ServerUnavailable, match=r"server 1 at unix:.* has not answered for"):
@@ -109,9 +116,7 @@ def test_a_dead_server_is_not_hidden_by_one_that_waits() -> None:
     """With server 1 dead and server 0 waiting for worker 1, the dead server is reported first."""
     patient = Patience(wait=120.0, outage=1.0, start=30.0)
     with LocalFleet(2, 2) as fleet:
-        runtime = ClusterRuntime(fleet.environment(0), "sync", patience=patient)
-        runtime.create(SPEC, np.zeros(3, np.float32))
-        runtime.push([GRADIENT]).wait(60)
+        runtime = pushed(fleet, patience=patient)
         fleet.kill(1)
         began = time.monotonic()
         with pytest.raises(ServerUnavailable, match="server 1"):
@@ -131,9 +136,7 @@ def test_nobody_listens() -> None:
 def test_a_round_names_the_worker_that_it_waits_for() -> None:
     """A sync flush whose round lacks worker 1 raises DeadlineExceeded that names worker 1."""
     with LocalFleet(2, 2, in_process=True) as fleet:
-        runtime = ClusterRuntime(fleet.environment(0), "sync", patience=HASTY)
-        runtime.create(SPEC, np.zeros(3, np.float32))
-        runtime.push([GRADIENT]).wait(60)
+        runtime = pushed(fleet)
         for timeout in (None, 0.2):
             with pytest.raises(DeadlineExceeded, match=r"round 1 did not close .* worker 1"):
                 runtime.flush(timeout)
@@ -160,9 +163,7 @@ def test_a_barrier_names_the_worker_that_it_waits_for() -> None:
 def test_an_earlier_incarnation_is_fenced() -> None:
     """When a worker's seat is taken by a new process, the old one cannot push any more."""
     with LocalFleet(2, 1, in_process=True) as fleet:
-        old = ClusterRuntime(fleet.environment(0), "async")
-        old.create(SPEC, np.zeros(3, np.float32))
-        old.push([GRADIENT]).wait(60)
+        old = pushed(fleet, "async", Patience())
         new = ClusterRuntime(fleet.environment(0), "async")
         with pytest.raises(
             Fenced, match="incarnation 1 of worker 0 has ended; incarnation 2 has begun"

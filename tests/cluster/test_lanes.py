@@ -1,10 +1,12 @@
 """Shared memory changes how tensors travel, and nothing else."""
 
+import contextlib
 import gc
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,16 +26,19 @@ from psfleet.core.net.v1.frame_pb2 import Header
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_server.process import Server
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.request import ServerRequest
 from psfleet_worker.connection.tensor_memory import WorkerMemory
 from psfleet_worker.session.retry_policy import Patience
 from psfleet_worker.tensors import push_queue
+from tests.programs import PYTHONPATH
 from tests.trainings import same_bits
 from tests.waiting import until
 
 ROWS = TableSpec("rows", "sparse", (8,), rules.Adam())
 WHOLE = TableSpec("whole", "dense", (300, 100), rules.Adam())
 IDS = np.arange(50, dtype=np.int64)
+STEP = [Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)]
 
 
 @pytest.fixture
@@ -47,6 +52,14 @@ def connect(server: Server, mode: Mode = "async", **more: Any) -> ClusterRuntime
     """A worker of `server`."""
     environment = Environment("worker", 0, (server.endpoint,), 1)
     return ClusterRuntime(replace(environment, **more), mode)
+
+
+@pytest.fixture
+def worker(server: Server) -> Iterator[ClusterRuntime]:
+    """A worker of `server` that has a table of rows, until the test ends."""
+    with contextlib.closing(connect(server)) as runtime:
+        runtime.create(ROWS)
+        yield runtime
 
 
 def train(runtime: ClusterRuntime, steps: int = 6) -> list[TableState]:
@@ -67,16 +80,13 @@ def train(runtime: ClusterRuntime, steps: int = 6) -> list[TableState]:
     return [runtime.read_table(ROWS.key), runtime.read_table(WHOLE.key)]
 
 
-def test_a_worker_with_small_calls_shares_little(server: Server) -> None:
+def test_a_worker_with_small_calls_shares_little(server: Server, worker: ClusterRuntime) -> None:
     """A server's shared memory for a worker whose calls are small is less than a megabyte."""
-    runtime = connect(server)
-    runtime.create(ROWS)
     for _ in range(3):
-        runtime.push([Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)])
-        runtime.pull([Read(ROWS.key, IDS)])
+        worker.push(STEP)
+        worker.pull([Read(ROWS.key, IDS)])
     [shared] = server.host.lanes._shared.values()
     assert len(shared.memory) < 1 << 20
-    runtime.close()
 
 
 @pytest.mark.parametrize(("lane", "shared"), [("auto", 1), ("inline", 0)])
@@ -84,7 +94,7 @@ def test_it_is_used_without_being_asked_for(server: Server, lane: str, shared: i
     """On one host the tensors do not travel in messages, unless the environment says so."""
     runtime = connect(server, lane=lane)
     runtime.create(ROWS)
-    runtime.push([Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)]).wait()
+    runtime.push(STEP).wait()
     assert len(server.host.lanes) == shared
     runtime.close()
 
@@ -99,16 +109,15 @@ def test_memory_that_the_server_has_lost(server: Server) -> None:
     """A call whose memory is gone at the server goes on in a message; later ones share again."""
     runtime = connect(server)
     runtime.create(ROWS)
-    gradient = Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)
     for count in range(3):
         runtime.pull([Read(ROWS.key, IDS)])
         server.host.lanes.drop(0)
-        runtime.push([gradient])
+        runtime.push(STEP)
         before = runtime.pull([Read(ROWS.key, IDS)])[0]
         np.testing.assert_array_equal(
             before, server.host.shard.tables.read([Read(ROWS.key, IDS)])[0]
         )
-        runtime.push([gradient]).wait()
+        runtime.push(STEP).wait()
         assert len(server.host.lanes) == 1
         assert server.host.shard.counters.pushes == 2 * (count + 1)
     runtime.close()
@@ -130,44 +139,32 @@ def test_tensors_of_any_size(server: Server) -> None:
     runtime.close()
 
 
-def test_a_header_may_be_cut_anywhere(server: Server) -> None:
+def test_a_header_may_be_cut_anywhere(worker: ClusterRuntime) -> None:
     """A layout that is known is one way to write a header; every other one gives the same answer."""
-    runtime = connect(server)
-    runtime.create(ROWS)
-    runtime.push([Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)]).wait()
-    expected = runtime.pull([Read(ROWS.key, IDS[:4])])[0]
-    client, held = runtime._fleet.clients[0], runtime._fleet.lanes[0].held()
+    worker.push(STEP).wait()
+    expected = worker.pull([Read(ROWS.key, IDS[:4])])[0]
+    client, held = worker._fleet.clients[0], worker._fleet.lanes[0].held()
     for turn in range(8):
-        request = ServerRequest(runtime._fleet.header(), held)
+        request = ServerRequest(worker._fleet.header(), held)
         request.read_rows(ROWS, IDS[:4])
         layout, head, _ = frame.split(request.encode())
         fragment = request._replies[0]
         assert isinstance(fragment, np.ndarray)
         fragment[:] = -1
         cut = head.index(b"\x4a")  # the field `lane`, behind who speaks
-        parts = [
-            (layout, head),
-            (head, layout),
-            (head + layout,),
-            (layout + head[:cut], head[cut:]),
-        ][turn % 4]
+        ways = (layout, head), (head, layout), (head + layout,), (layout + head[:cut], head[cut:])
+        parts = ways[turn % 4]
         message = b"".join(field(1, part) for part in parts)
         request.encode = lambda message=message: message  # type: ignore[method-assign,misc]
-        call = client.send(request, "Shard/Pull")
-        until(lambda call=call: call.ended)  # type: ignore[misc]
-        assert call.error is None
+        wait_all([client.send(request, "Shard/Pull")], 60)
         np.testing.assert_array_equal(fragment, expected)
         request.close()
-    runtime.close()
 
 
-def test_a_push_does_not_wait_for_company_for_long(server: Server) -> None:
+def test_a_push_does_not_wait_for_company_for_long(server: Server, worker: ClusterRuntime) -> None:
     """A push that no pull follows is applied all the same."""
-    runtime = connect(server)
-    runtime.create(ROWS)
-    runtime.push([Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)])
+    worker.push(STEP)
     until(lambda: server.host.shard.counters.pushes == 1)
-    runtime.close()
 
 
 @pytest.mark.parametrize(("servers", "commit"), [(2, 1), (1, 0)])
@@ -179,9 +176,8 @@ def test_no_exchange_before_every_server_holds_the_push(servers: int, commit: in
         incarnation = runtime._fleet.session.incarnation
         header = Header(worker=0, incarnation=incarnation, sequence=1, commit=commit)
         call = runtime._fleet.clients[0].start("Shard/Exchange", frame.encode(header))
-        until(lambda: call.ended)
-        assert isinstance(call.error, ProtocolError)
-        assert "push first, then pull" in str(call.error)
+        with pytest.raises(ProtocolError, match="push first, then pull"):
+            wait_all([call], 60)
         runtime.close()
 
 
@@ -201,27 +197,21 @@ def test_with_one_server_a_sync_step_is_one_call(
 
 
 def test_waiting_for_a_push_leaves_a_newer_one_its_pull(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server, worker: ClusterRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newer push still leaves with the next pull, in one call."""
     monkeypatch.setattr(push_queue, "LINGER", 60.0)
-    runtime = connect(server)
-    runtime.create(ROWS)
-    gradients = [Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)]
-    first = runtime.push(gradients)
-    runtime.push(gradients)
+    first = worker.push(STEP)
+    worker.push(STEP)
     first.wait()
-    runtime.pull([Read(ROWS.key, IDS)])
+    worker.pull([Read(ROWS.key, IDS)])
     assert sum(server.host.latencies.shown["exchange"].times.counts) == 1
-    runtime.close()
 
 
-def test_a_call_is_taken_once(server: Server) -> None:
+def test_a_call_is_taken_once(server: Server, worker: ClusterRuntime) -> None:
     """A call that comes again names places that may be another's by then; it is refused."""
-    runtime = connect(server)
-    runtime.create(ROWS)
-    runtime.push([Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)]).wait()
-    held = runtime._fleet.lanes[0].held()
+    worker.push(STEP).wait()
+    held = worker._fleet.lanes[0].held()
     assert held is not None
     header = Header(worker=0)
     header.lane.generation, header.lane.turn = held.generation, 1
@@ -230,7 +220,6 @@ def test_a_call_is_taken_once(server: Server) -> None:
     header.lane.generation += 1
     with pytest.raises(LaneLost, match="shares no memory"):
         server.host.lanes.of(header)
-    runtime.close()
 
 
 WORKER = """
@@ -253,12 +242,11 @@ sys.stdin.read()
 def test_a_worker_that_is_killed_leaves_nothing(server: Server) -> None:
     """The server lets go of a killed worker's memory at once, and no file system has it."""
     before = shared_memory("self")
-    path = os.pathsep.join(entry for entry in sys.path if entry)
     with subprocess.Popen(
         [sys.executable, "-c", WORKER, server.endpoint],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
     ) as worker:
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"shared\n"
@@ -276,7 +264,7 @@ def test_a_server_that_is_killed_leaves_nothing() -> None:
         patience = Patience(outage=0.5, start=30.0)
         runtime = ClusterRuntime(fleet.environment(0), "async", patience=patience)
         runtime.create(ROWS)
-        runtime.push([Gradient(ROWS.key, np.ones((50, 8), np.float32), IDS, 0.1)]).wait()
+        runtime.push(STEP).wait()
         fleet.kill(0)
         with pytest.raises(ServerUnavailable, match="server 0"):
             runtime.pull([Read(ROWS.key, IDS)])

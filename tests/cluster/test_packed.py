@@ -197,6 +197,7 @@ def losses(wire: WireSettings, steps: int = 300) -> Sequence[float]:
     return curve
 
 
+@pytest.mark.long
 def test_learning_is_as_good() -> None:
     """The loss at the end is that of float32, to a twentieth; the beginning was twice as high."""
     plain = losses(WireSettings())

@@ -34,13 +34,8 @@ def begin(runtime: Runtime) -> None:
 
 def push(runtime: Runtime, ids: NDArray[np.int64], value: float = 1.0) -> PendingPush:
     values = np.full((len(ids), 4), value, np.float32)
-    return runtime.push(
-        [
-            Gradient(ROWS.key, values, ids, 0.1),
-            Gradient(OTHER.key, values, ids, 0.1),
-            Gradient(DENSE.key, np.full(64, value, np.float32), None, 0.1),
-        ]
-    )
+    rows = [Gradient(spec.key, values, ids, 0.1) for spec in (ROWS, OTHER)]
+    return runtime.push([*rows, Gradient(DENSE.key, np.full(64, value, np.float32), None, 0.1)])
 
 
 def state(runtime: Runtime) -> list[bytes]:

@@ -1,8 +1,6 @@
-"""Gradients by elements and in 16 bits: the same bits embedded and on servers, over both lanes."""
+"""Gradients by elements and in 16 bits. (The same bits on any fleet: tests/cluster/test_bits.py.)"""
 
-import dataclasses
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 
 from psfleet.core.engine.kernels.number_formats import rounded
 from psfleet.core.engine.rules import make_rule
-from psfleet.core.engine.runtime_interface import Gradient, Precision, Runtime, TableState
+from psfleet.core.engine.runtime_interface import Gradient, Runtime
 from psfleet.core.engine.schema.table import BLOCK, TableSpec
 from psfleet.core.graph.parameters.binding import BoundTables
 from psfleet.core.graph.parameters.parameter import Parameter
@@ -21,71 +19,10 @@ from psfleet.optimizer import SGD
 from psfleet.optimizer.outgoing_gradients import GradientScaler
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.refusals import check_refusals
-from tests.trainings import in_threads, same_bits, zero_rows
+from tests.trainings import on_fleet, same_bits, zero_rows
 
 SIZE = 3 * BLOCK + 17
 DENSE = TableSpec("short/dense", "dense", (SIZE,), make_rule("momentum", {"momentum": 0.9}))
-ROWS = TableSpec("short/rows", "sparse", (5,), make_rule("adagrad", {}))
-Kind = tuple[bool, Precision]
-KINDS: list[Kind] = [(True, "float32"), (False, "bfloat16"), (False, "float16"), (True, "float16")]
-
-
-def gradients(worker: int, step: int, kind: Kind) -> list[Gradient]:
-    """What one worker pushes: of the dense table everything or some elements, and repeated ids."""
-    by_elements, precision = kind
-    rng = np.random.default_rng((worker, step))
-    values = rng.normal(size=SIZE).astype(np.float32)
-    positions = np.flatnonzero(rng.random(SIZE) < (0.01 if by_elements else 2)).astype(np.int64)
-    ids = rng.integers(-20, 20, 30)
-    scale = 1.0 if precision == "float32" else 1024.0
-    return [
-        Gradient(
-            DENSE.key, values[positions], positions if by_elements else None, 0.1, precision, scale
-        ),
-        Gradient(ROWS.key, rng.normal(size=(30, 5)).astype(np.float32), ids, 0.1, precision, scale),
-    ]
-
-
-def train(runtime: Runtime, kind: Kind, steps: int = 6) -> list[TableState]:
-    """One worker's part of a training, and the tables after it."""
-    runtime.create(DENSE, np.linspace(-1, 1, SIZE, dtype=np.float32))
-    runtime.create(ROWS)
-    for step in range(steps):
-        runtime.push(gradients(runtime.worker_index, step, kind))
-        runtime.pull([])
-    runtime.flush()
-    return [runtime.read_table(DENSE.key), runtime.read_table(ROWS.key)]
-
-
-def on_fleet(servers: int, workers: int, kind: Kind, lane: str = "auto") -> list[TableState]:
-    """The tables after a sync training on a cluster."""
-    states: list[list[TableState]] = []
-
-    def run_worker(fleet: LocalFleet, worker: int) -> None:
-        environment: Any = dataclasses.replace(fleet.environment(worker), lane=lane)
-        runtime = ClusterRuntime(environment, "sync")
-        states.append(train(runtime, kind))
-        runtime.close()
-
-    with LocalFleet(servers, workers, in_process=True) as fleet:
-        in_threads([partial(run_worker, fleet, worker) for worker in range(workers)])
-    for other in states[1:]:
-        same_bits(other, states[0])
-    return states[0]
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_embedded_and_cluster_agree(kind: Kind) -> None:
-    """One worker: embedded, and 3 servers by shared memory and in messages, end with the same bits."""
-    expected = train(EmbeddedRuntime(), kind)
-    same_bits(on_fleet(3, 1, kind), expected)
-    same_bits(on_fleet(3, 1, kind, lane="inline"), expected)
-
-
-def test_number_of_servers_does_not_matter() -> None:
-    """Two workers in rounds: 1 and 2 servers end with the same bits."""
-    kind: Kind = (True, "float16")
-    same_bits(on_fleet(1, 2, kind), on_fleet(2, 2, kind))
 
 
 def test_missing_elements_are_zero() -> None:
@@ -94,10 +31,11 @@ def test_missing_elements_are_zero() -> None:
     for runtime in (one, other):
         runtime.create(DENSE, np.linspace(-1, 1, SIZE, dtype=np.float32))
     for step in range(6):
-        sent = gradients(0, step, (True, "float32"))[0]
+        dice = np.random.default_rng(step)
+        positions = np.flatnonzero(dice.random(SIZE) < 0.01).astype(np.int64)
         whole = np.zeros(SIZE, np.float32)
-        whole[sent.ids] = sent.values
-        one.push([sent])
+        whole[positions] = dice.standard_normal(len(positions))
+        one.push([Gradient(DENSE.key, whole[positions], positions, 0.1)])
         other.push([Gradient(DENSE.key, whole, None, 0.1)])
     same_bits([one.read_table(DENSE.key)], [other.read_table(DENSE.key)])
 
@@ -172,6 +110,5 @@ def test_a_skipped_step_is_a_push_of_nothing(mode: Any) -> None:
         ends.append(w.numpy().tolist())
         runtime.close()
 
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        in_threads([partial(run_worker, fleet, worker) for worker in range(2)])
+    on_fleet(run_worker)
     assert ends == [[-(3 * 0.375 + 0.25) if mode == "sync" else -2.5] * 5] * 2

@@ -14,16 +14,11 @@ from psfleet.core.net.v1 import shard_pb2
 from psfleet.core.runtime.strategy import ConsistencySettings
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = [
-    path
-    for folder in ("psfleet", "server", "worker", "launch")
-    for path in (ROOT / folder).rglob("*.py")
-    if path
-    not in (
-        ROOT / "psfleet/core/engine/consistency.py",
-        ROOT / "psfleet/core/base/settings/kinds.py",
-    )
-]
+DECLARING = {
+    ROOT / "psfleet/core" / path for path in ("engine/consistency.py", "base/settings/kinds.py")
+}
+HOMES = ("psfleet", "server", "worker", "launch")
+SHIPPED = {path for home in HOMES for path in (ROOT / home).rglob("*.py")} - DECLARING
 
 
 def decided(tree: ast.Module) -> Iterator[ast.expr | None]:

@@ -17,7 +17,7 @@ from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
 from psfleet.core.runtime.strategy import ConsistencySettings, Settings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.consistency.workers import DENSE, ROWS, step, taken, together
+from tests.consistency.workers import DENSE, ROWS, ready, step, taken, together
 from tests.trainings import TrainingWorkload
 
 IDS = np.arange(8)
@@ -171,9 +171,8 @@ def test_counts_go_straight_to_the_servers() -> None:
     )
     ones = np.ones((8, 2), np.float32)
     with LocalFleet(1, 1, in_process=True) as fleet:
-        runtime = connect(fleet.environment(0), ConsistencySettings("geo", k_steps=100))
+        runtime = ready(fleet, 0, ConsistencySettings("geo", k_steps=100))
         runtime.create(counts)
-        runtime.create(ROWS)
         runtime.push([Gradient(counts.key, ones, IDS), Gradient(ROWS.key, ones, IDS, 1.0)])
         before = runtime.read_table(counts.key)
         runtime.push([Gradient(counts.key, ones, IDS)])

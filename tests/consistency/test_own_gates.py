@@ -224,12 +224,3 @@ def test_it_trains_on_a_server_that_is_killed() -> None:
         together(fleet, asked("quorum"), work)
         assert fleet.wait() == [0]
         assert fleet.restarts == 1
-
-
-def test_servers_without_the_module_refuse_it() -> None:
-    """They say which modes they know."""
-    with (
-        LocalFleet(1, 1) as fleet,
-        pytest.raises(Exception, match=r"mode 1001 is unknown; this server knows sync \(1\)"),
-    ):
-        fleet.connect(0, "quorum")

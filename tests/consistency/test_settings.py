@@ -11,6 +11,8 @@ from psfleet.core.runtime.strategy import ConsistencySettings, DistributedStrate
 from psfleet_launch.commands.options import merged
 from tests.refusals import check_refusals
 
+MERGED = ConsistencySettings("half-async", max_merge=20, queue_size=40)
+
 
 @pytest.mark.parametrize(
     ("a_sync", "configs", "expected"),
@@ -21,11 +23,7 @@ from tests.refusals import check_refusals
         (True, {"k_steps": -1}, ConsistencySettings("sync")),
         (True, {"k_steps": 100}, ConsistencySettings("geo", k_steps=100)),
         (True, {"max_merge_var_num": 1}, ConsistencySettings("async")),
-        (
-            True,
-            {"max_merge_var_num": 20, "send_queue_size": 40},
-            ConsistencySettings("half-async", max_merge=20, queue_size=40),
-        ),
+        (True, {"max_merge_var_num": 20, "send_queue_size": 40}, MERGED),
         (True, {"staleness": 0}, ConsistencySettings("ssp", staleness=0)),
     ],
 )

@@ -3,17 +3,13 @@
 import numpy as np
 
 from psfleet.core.base.observability.exposition import StalenessHistogram
-from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.engine.shard.events import Join, Pull, Push
 from psfleet.core.engine.shard.shard import Shard
-from psfleet.core.runtime.modes.switch import connect
 from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
-from tests.consistency.workers import DENSE, ROWS, give, step
-
-NOTHING: tuple[Read, ...] = ()
+from tests.consistency.workers import DENSE, ROWS, give, ready, step
 
 
 def test_pushes_of_others_since_the_own_pull() -> None:
@@ -21,23 +17,22 @@ def test_pushes_of_others_since_the_own_pull() -> None:
     shard = Shard(workers=2)
     for worker in range(2):
         shard.handle(Join(worker, 1, find_mode("async")), "join")
-        shard.handle(Pull(worker, 1, NOTHING), "pull")
+        shard.handle(Pull(worker, 1, ()), "pull")
     for worker, sequence in ((1, 1), (1, 2), (0, 1), (0, 2), (1, 3)):
         shard.handle(Push(worker, 1, sequence, ()), "push")
         shard.handle(Push(worker, 1, sequence, ()), "repeat")
     assert shard.staleness.counts == {0: 2, 2: 3}
-    shard.handle(Pull(0, 1, NOTHING), "pull")
+    shard.handle(Pull(0, 1, ()), "pull")
     shard.handle(Push(0, 1, 3, ()), "push")
     assert shard.staleness.counts == {0: 3, 2: 3}
 
 
 def test_rounds_have_none() -> None:
     """In sync mode nothing is counted: every gradient is of the round before."""
-    mode: Mode = "sync"
     shard = Shard(workers=1)
-    shard.handle(Join(0, 1, find_mode(mode)), "join")
+    shard.handle(Join(0, 1, find_mode("sync")), "join")
     shard.handle(Push(0, 1, 1, ()), "push")
-    shard.handle(Pull(0, 1, NOTHING, commit=1), "pull")
+    shard.handle(Pull(0, 1, (), commit=1), "pull")
     assert (shard.rounds.closed, shard.staleness.counts) == (1, {})
 
 
@@ -60,12 +55,7 @@ def test_servers_tell() -> None:
     servers say so."""
     ids = np.arange(4)
     with LocalFleet(2, 2, in_process=True) as fleet:
-        slow, fast = (
-            connect(fleet.environment(worker), ConsistencySettings("async")) for worker in (0, 1)
-        )
-        for runtime in (slow, fast):
-            runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
-            runtime.create(ROWS)
+        slow, fast = (ready(fleet, worker, ConsistencySettings("async")) for worker in (0, 1))
         slow.pull([Read(DENSE.key), Read(ROWS.key, ids)])
         for _ in range(3):
             step(fast, ids)

@@ -3,7 +3,7 @@
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from psfleet.core.net.http2.calls import InboundMessages, IncomingCall
@@ -57,10 +57,13 @@ METHODS = {
 
 @contextlib.contextmanager
 def serving(
-    folder: Path, settings: ServerSettings = SETTINGS, messages: InboundMessages | None = None
+    folder: Path,
+    settings: ServerSettings = SETTINGS,
+    messages: InboundMessages | None = None,
+    methods: Mapping[str, Callable[[bytes, IncomingCall], None]] = METHODS,
 ) -> Iterator[str]:
-    """The path of the socket of a server with METHODS."""
-    server = Http2Server(listening(folder), PlainTransport, METHODS, settings, messages=messages)
+    """The path of the socket of a server with these methods."""
+    server = Http2Server(listening(folder), PlainTransport, methods, settings, messages=messages)
     server.start()
     try:
         yield str(folder / "h2")

@@ -17,8 +17,10 @@ from psfleet.core.net.http2.frames import CallFailed, ConnectionBroken, Deadline
 from psfleet.core.net.http2.header_blocks import OK_HEADERS, OK_TRAILERS
 from psfleet.core.net.http2.http2_client import Http2Client
 from psfleet.core.net.http2.socket_transport import PlainTransport
+from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.http2.calls import SETTINGS, connected, listening, only, opened, serving
 from tests.http2.raw_connection import headers, message, talking
+from tests.pools import grpcio_server
 
 SIZES = [0, 1, 5, 16_379, 16_384, 65_530, 65_536, (1 << 20) + 3, (1 << 24) + 7]
 SENTENCE = "100 % of ids: ä, 'x'; \n%41"
@@ -32,40 +34,24 @@ def grpcio_channel(path: str) -> Iterator[grpc.Channel]:
         yield channel
 
 
-class _Echo(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
-    """The methods of METHODS as a server of grpcio answers them."""
-
-    def service(
-        self, handler_call_details: grpc.HandlerCallDetails
-    ) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
-        if handler_call_details.method == "/test.Echo/Echo":
-            return grpc.unary_unary_rpc_method_handler(lambda request, context: request)
-        if handler_call_details.method == "/test.Echo/Fail":
-            return grpc.unary_unary_rpc_method_handler(self._fail)
-        return None
-
-    def _fail(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        context.set_trailing_metadata((("psfleet-error", "Gap"),))
-        context.abort(grpc.StatusCode.OUT_OF_RANGE, request.decode())
+def _fail(request: bytes, context: grpc.ServicerContext) -> bytes:
+    context.set_trailing_metadata((("psfleet-error", "Gap"),))
+    context.abort(grpc.StatusCode.OUT_OF_RANGE, request.decode())
 
 
 @contextlib.contextmanager
-def grpcio_server() -> Iterator[Http2Client]:
-    """A client of ours at a server of grpcio's."""
-    server = grpc.server(ThreadPoolExecutor(2), options=OPTIONS)
-    server.add_generic_rpc_handlers((_Echo(),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
+def client_of_grpcio() -> Iterator[Http2Client]:
+    """A client of ours at a server of grpcio's, which has some of METHODS."""
+    handler = grpc.unary_unary_rpc_method_handler
+    methods = {"Echo": handler(lambda request, context: request), "Fail": handler(_fail)}
+    with grpcio_server("test.Echo", methods, options=OPTIONS) as endpoint:
+        host, _, port = endpoint.partition(":")
 
-    def connect() -> PlainTransport:
-        return PlainTransport(socket.create_connection(("127.0.0.1", port)))
+        def connect() -> PlainTransport:
+            return PlainTransport(socket.create_connection((host, int(port))))
 
-    client = Http2Client(connect, "test", False, 1 << 28)
-    try:
-        yield client
-    finally:
-        client.close()
-        server.stop(0).wait()
+        with contextlib.closing(Http2Client(connect, "test", False, 1 << 28)) as client:
+            yield client
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -76,7 +62,7 @@ def test_messages_arrive_as_they_were(tmp_path: Path, size: int) -> None:
         for method in ("/test.Echo/Echo", "/test.Echo/Later"):
             assert client.call(method, message, 30) == message
             assert channel.unary_unary(method, None, None)(message, timeout=60) == message
-    with grpcio_server() as client:
+    with client_of_grpcio() as client:
         assert client.call("/test.Echo/Echo", message, 30) == message
 
 
@@ -90,7 +76,7 @@ def test_errors_arrive_as_they_were(tmp_path: Path) -> None:
         metadata: Any = error.value.trailing_metadata()
         assert dict(metadata)["psfleet-error"] == "Gap"
         check_errors(client)
-    with grpcio_server() as client:
+    with client_of_grpcio() as client:
         check_errors(client)
 
 
@@ -170,27 +156,21 @@ def test_a_lost_connection_is_said(tmp_path: Path) -> None:
             client.call("/test.Echo/Echo", b"2", 30)
 
 
-@pytest.mark.parametrize("given", [None, "Bearer wrong", "Bearer right"])
-def test_only_the_token_opens(tmp_path: Path, given: str | None) -> None:
-    """A call without the job's token is refused before its message is taken in."""
-    metadata = (("authorization", given),) if given else ()
-    settings = replace(SETTINGS, refuse=only("Bearer right"))
-    with serving(tmp_path, settings) as path, connected(path, metadata) as client:
-        if given == "Bearer right":
-            assert client.call("/test.Echo/Echo", b"on", 30) == b"on"
-            return
-        with pytest.raises(CallFailed, match="does not carry this job's token") as failed:
-            client.call("/test.Echo/Echo", b"x" * 1_000_000, 30)
-        assert failed.value.code == 16
+RIGHT, WRONG = (("authorization", f"Bearer {token}") for token in ("right", "wrong"))
 
 
-def test_of_two_tokens_neither_opens(tmp_path: Path) -> None:
-    """Whichever is the right one: nobody has to know which of them counts."""
-    tokens = [("authorization", "Bearer right"), ("authorization", "Bearer wrong")]
+def test_only_the_token_opens(tmp_path: Path) -> None:
+    """A call without the job's token is refused before its message is taken in. Of two tokens neither opens,
+    whichever is the right one: nobody has to know which of them counts."""
     with serving(tmp_path, replace(SETTINGS, refuse=only("Bearer right"))) as path:
-        for metadata in (tokens, tokens[::-1], tokens[:1] * 2):
-            with connected(path, tuple(metadata)) as client, pytest.raises(CallFailed) as failed:
-                client.call("/test.Echo/Echo", b"", 30)
+        with connected(path, (RIGHT,)) as client:
+            assert client.call("/test.Echo/Echo", b"on", 30) == b"on"
+        for metadata in ((), (WRONG,), (RIGHT, WRONG), (WRONG, RIGHT), (RIGHT, RIGHT)):
+            with (
+                connected(path, metadata) as client,
+                pytest.raises(CallFailed, match="does not carry this job's token") as failed,
+            ):
+                client.call("/test.Echo/Echo", b"x" * 1_000_000, 30)
             assert failed.value.code == 16
 
 
@@ -215,14 +195,11 @@ def test_a_client_that_closes_says_so(tmp_path: Path) -> None:
         call = client.begin("/test.Echo/Echo", b"", 60)
         sock, _ = listener.accept()
         with sock:
-            sock.sendall(
-                frames.settings({})
-                + frames.frame(frames.HEADERS, frames.END_HEADERS, 1, OK_HEADERS)
-                + frames.frame(frames.DATA, 0, 1, bytes(5))
-                + frames.frame(
-                    frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, OK_TRAILERS
-                )
-            )
+            last = frames.END_HEADERS | frames.END_STREAM
+            opening = frames.frame(frames.HEADERS, frames.END_HEADERS, 1, OK_HEADERS)
+            closing = frames.frame(frames.HEADERS, last, 1, OK_TRAILERS)
+            empty = frames.frame(frames.DATA, 0, 1, bytes(5))
+            sock.sendall(frames.settings({}) + opening + empty + closing)
             assert call.finish() == b""
             client.close()
             said = b""
@@ -271,3 +248,13 @@ def noise(dice: random.Random) -> bytes:
     kind, flags = dice.randrange(12), dice.choice([0, 1, 4, 5, 8, 13, 0x25, 255])
     whole = frames.frame(kind, flags, dice.choice([0, 1, 2, 3, 2**31 - 1]), payload)
     return whole if dice.random() < 0.7 else whole[: dice.randrange(len(whole))] + dice.randbytes(3)
+
+
+def test_no_socket_is_left() -> None:
+    """A server of a fleet removes both of its sockets when it ends."""
+    with LocalFleet(1, 1, in_process=True) as fleet:
+        folder = Path(fleet.endpoints[0].removeprefix("unix:")).parent
+        assert [path.name for path in folder.glob("*.h2")] == ["0.sock.h2"]
+        fleet.connect(0, "async").close()
+        assert fleet.wait() == [0]
+        assert not [*folder.glob("*.sock*")]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from psfleet.core.net.http2 import frames
-from psfleet.core.net.http2.frames import ConnectionBroken, around_message
+from psfleet.core.net.http2.frames import ConnectionBroken
 from psfleet.core.net.http2.header_blocks import (
     OK_HEADERS,
     OK_TRAILERS,
@@ -86,10 +86,16 @@ def call(stream: int, message: bytes = MESSAGE, *, size: int = 0, length: int = 
     )
 
 
-def reply(stream: int, message: bytes = MESSAGE) -> bytes:
-    """What a server says to it."""
-    opening, closing = around_message(stream, len(message), OK_HEADERS, OK_TRAILERS)
-    return opening + message + closing
+def reply(stream: int, message: bytes = MESSAGE, *, size: int = 0, length: int = 0) -> bytes:
+    """The bytes of its answer. `size`, `length`: by which its frame and its message lie about theirs."""
+    whole = b"\0" + (len(message) + length).to_bytes(4, "big") + message
+    last = frames.END_HEADERS | frames.END_STREAM
+    return (
+        frames.frame(frames.HEADERS, frames.END_HEADERS, stream, OK_HEADERS)
+        + frames.head(len(whole) + size, frames.DATA, 0, stream)
+        + whole
+        + frames.frame(frames.HEADERS, last, stream, OK_TRAILERS)
+    )
 
 
 @pytest.mark.parametrize("message", [b"", MESSAGE, bytes(5000)])
@@ -184,30 +190,16 @@ def answering() -> Iterator[Answering]:
         made.client.close()
 
 
-def reply_bytes(stream: int, message: bytes = MESSAGE, *, size: int = 0, length: int = 0) -> bytes:
-    """The bytes of an answer. `size`, `length`: by which its frame and its message lie about theirs."""
-    whole = b"\0" + (len(message) + length).to_bytes(4, "big") + message
-    last = frames.END_HEADERS | frames.END_STREAM
-    return (
-        frames.frame(frames.HEADERS, frames.END_HEADERS, stream, OK_HEADERS)
-        + frames.head(len(whole) + size, frames.DATA, 0, stream)
-        + whole
-        + frames.frame(frames.HEADERS, last, stream, OK_TRAILERS)
-    )
-
-
 @pytest.mark.parametrize("message", [b"", MESSAGE, bytes(2000)])
 def test_a_reply_is_the_same_in_one_part_and_in_two(answering: Answering, message: bytes) -> None:
     """Wherever it is cut, and behind frames of the connection too."""
-    for cut in range(0, len(reply_bytes(1, message)), 1 + len(message) // 20):
+    for cut in range(0, len(reply(1, message)), 1 + len(message) // 20):
         call, stream = answering.call()
-        whole = reply_bytes(stream, message)
+        whole = reply(stream, message)
         answering.send(*(part for part in (whole[:cut], whole[cut:]) if part))
         assert call.finish() == message
     call, stream = answering.call()
-    answering.send(
-        frames.frame(frames.PING, frames.ACK, 0, bytes(8)) + reply_bytes(stream, message)
-    )
+    answering.send(frames.frame(frames.PING, frames.ACK, 0, bytes(8)) + reply(stream, message))
     assert call.finish() == message
 
 
@@ -215,7 +207,7 @@ def test_a_reply_is_the_same_in_one_part_and_in_two(answering: Answering, messag
 def test_a_reply_that_lies_is_refused(answering: Answering, size: int, length: int) -> None:
     """A frame or a message of another length than it says ends the connection."""
     call, stream = answering.call()
-    answering.send(reply_bytes(stream, size=size, length=length))
+    answering.send(reply(stream, size=size, length=length))
     with pytest.raises(ConnectionBroken):
         call.finish()
 
@@ -223,7 +215,7 @@ def test_a_reply_that_lies_is_refused(answering: Answering, size: int, length: i
 def test_a_reply_to_another_call_is_refused(answering: Answering) -> None:
     """It is not taken for the answer to this one."""
     call, stream = answering.call()
-    answering.send(reply_bytes(stream + 2))
+    answering.send(reply(stream + 2))
     with pytest.raises(ConnectionBroken, match="not open"):
         call.finish()
 

@@ -13,9 +13,7 @@ import pytest
 from psfleet.core.net.http2 import frames
 from psfleet.core.net.http2.calls import IncomingCall
 from psfleet.core.net.http2.frames import ErrorCode
-from psfleet.core.net.http2.http2_server import Http2Server
-from psfleet.core.net.http2.socket_transport import PlainTransport
-from tests.http2.calls import METHODS, SETTINGS, listening
+from tests.http2.calls import METHODS, SETTINGS, serving
 from tests.http2.raw_connection import GRPC, block, goaway, headers, message, rst, talking
 
 HELD = tuple((name, "/test.Echo/Held" if name == ":path" else value) for name, value in GRPC)
@@ -271,12 +269,9 @@ def hold(request: bytes, call: IncomingCall) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The socket of a server that takes 4 calls of a connection at once."""
     folder = tmp_path_factory.mktemp("http2")
-    methods = {**METHODS, "/test.Echo/Held": hold}
     limits = replace(SETTINGS, handshakes=20, streams=4, message=1 << 20)
-    made = Http2Server(listening(folder), PlainTransport, methods, limits)
-    made.start()
-    yield folder / "h2"
-    made.stop(0.0)
+    with serving(folder, limits, methods={**METHODS, "/test.Echo/Held": hold}) as path:
+        yield Path(path)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +14,12 @@ import pytest
 from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.net.http2.calls import IncomingCall
 from psfleet.core.net.http2.http2_client import ClientConnection, Http2Client
-from psfleet.core.net.http2.http2_server import Http2Server
-from psfleet.core.net.http2.socket_transport import PlainTransport
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from psfleet_worker.connection.call import wait_all
 from psfleet_worker.connection.server_client import ServerClient
 from psfleet_worker.session.retry_policy import Patience
-from tests.http2.calls import SETTINGS, listening
+from tests.http2.calls import serving
 from tests.trainings import zero_rows
 from tests.waiting import until
 
@@ -70,9 +69,11 @@ def test_a_reply_is_read_though_nobody_waits() -> None:
         runtime.close()
 
 
-def test_a_server_may_die_before_its_reply_is_read() -> None:
-    """A push that left without the thread is made again with the same number: it counts once."""
-    with LocalFleet(2, 1, durability="log") as fleet, fleet.reviving():
+@pytest.mark.parametrize("network", ["unix", "tcp"])
+def test_a_server_may_die_before_its_reply_is_read(network: Any) -> None:
+    """A push that left without the thread is made again with the same number: it counts once. The server is
+    found after each death, over TLS too."""
+    with LocalFleet(2, 1, network, durability="log") as fleet, fleet.reviving():
         runtime = connect(fleet)
         for server in (0, 1):
             runtime.push([GRADIENT])
@@ -93,17 +94,11 @@ def scripted(folder: Path, seen: list[str], reply: threading.Event) -> Iterator[
             seen.append("answered")
         call.end(request)
 
-    tensors = Http2Server(
-        listening(folder), PlainTransport, {"/psfleet.v1.Shard/Push": push}, SETTINGS
-    )
-    tensors.start()
-    (folder / "sock.h2").symlink_to(folder / "h2")
-    client = ServerClient(0, f"unix:{folder}/sock", Patience(), threading.Condition())
-    try:
-        yield client
-    finally:
-        client.close()
-        tensors.stop(5.0)
+    with serving(folder, methods={"/psfleet.v1.Shard/Push": push}) as path:
+        (folder / "sock.h2").symlink_to(path)
+        client = ServerClient(0, f"unix:{folder}/sock", Patience(), threading.Condition())
+        with contextlib.closing(client):
+            yield client
 
 
 def test_calls_keep_their_order(tmp_path: Path) -> None:

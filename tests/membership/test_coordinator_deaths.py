@@ -8,9 +8,9 @@ from psfleet.core.base.settings.environment import Environment
 from psfleet.core.engine.runtime_interface import TableState
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.membership.test_deaths import BATCH, EPOCHS, MORE, SAMPLES, results, run, some, train
+from tests.membership.test_deaths import BATCH, EPOCHS, SAMPLES, results, run, some, train
+from tests.programs import MORE
 from tests.trainings import in_threads, same_bits
-from tests.worker_deaths import DeathFault
 
 POINTS: tuple[str, ...] = ("appended", "install")
 if MORE:
@@ -31,16 +31,13 @@ def crash(point: str, seed: int) -> str:
 
 @pytest.mark.parametrize(
     "point",
-    [
-        point if point == "install" else pytest.param(point, marks=pytest.mark.long)
-        for point in POINTS
-    ],
+    [pytest.param(point, marks=[pytest.mark.long] * (point != "install")) for point in POINTS],
 )
 def test_a_coordinator_that_comes_back_changes_no_bit(expected: TableState, point: str) -> None:
     """Sync mode: server 0 and a worker die; the log says who was in the fleet and what was decided."""
     for seed in range(1 + MORE):
         crashes = {0: [crash(point, seed)], 1: [crash("append", seed + 1000)]}
-        deaths: dict[int, list[DeathFault | None]] = {1: [some(seed + POINTS.index(point))]}
+        deaths = {1: [some(seed + POINTS.index(point))]}
         with LocalFleet(2, 2, durability="log", crashes=crashes) as fleet, fleet.reviving():
             weights, used = run("sync", fleet, deaths)
             assert fleet.restarts >= 1

@@ -33,16 +33,29 @@ from psfleet_server.coordinator.membership import Membership
 SIZE, BATCH, WORKERS = 60, 3, 3
 
 
+def dispatch_of(order: DatasetRequest, members: dict[int, int] | None = None) -> DataDispatch:
+    """A dispatch that has begun the dataset: in rounds of these members, or leased."""
+    dispatch = DataDispatch()
+    take(dispatch, order, members)
+    return dispatch
+
+
+def take(
+    dispatch: DataDispatch, order: DatasetRequest, members: dict[int, int] | None = None
+) -> None:
+    """Begin a dataset."""
+    begun = dispatch.begin(order, members)
+    assert begun is not None
+    dispatch.take(begun)
+
+
 class Trial:
     """Workers that draw leases and use them up batch by batch, as one server hears it from their pushes."""
 
     def __init__(self, seed: int, epochs: int) -> None:
         self.dice = random.Random(seed)
         self.order = DatasetRequest(1, SIZE, BATCH, epochs)
-        self.dispatch = DataDispatch()
-        begun = self.dispatch.begin(self.order, None)
-        assert begun is not None
-        self.dispatch.take(begun)
+        self.dispatch = dispatch_of(self.order)
         self.used: Counter[int] = Counter()
         self.newest = WORKERS
         self.incarnations = list(range(1, WORKERS + 1))
@@ -120,11 +133,7 @@ def test_a_lease_that_is_used_up_is_not_told_again() -> None:
 def test_a_round_that_closed_without_a_worker_is_no_use_of_its_samples() -> None:
     """Worker 1's later incarnation has made round 3 alone, while worker 0 was at the collective for async
     mode."""
-    dispatch = DataDispatch()
-    order = DatasetRequest(1, 12, 1, 1, round=1)
-    begun = dispatch.begin(order, {0: 1, 1: 1})
-    assert begun is not None
-    dispatch.take(begun)
+    dispatch = dispatch_of(DatasetRequest(1, 12, 1, 1, round=1), {0: 1, 1: 1})
     dispatch.turn(False, {0: SeatPosition(1, round=2), 1: SeatPosition(3, first=3, round=3)})
     assert dispatch.datasets[0].pool == [(4, 5), (6, 12)]
     assert not dispatch.datasets[0].ended
@@ -200,10 +209,8 @@ def test_a_plan_does_not_grow_with_its_epochs() -> None:
 @pytest.mark.parametrize("round", [0, 1])
 def test_what_is_kept_does_not_grow_with_the_epochs(round: int) -> None:
     """Leased or in rounds, a dataset that goes on until it is stopped takes some hundred bytes."""
-    dispatch, order = DataDispatch(), DatasetRequest(1, 1000, 50, MOST // 1000, round=round)
-    begun = dispatch.begin(order, {0: 1, 1: 1} if round else None)
-    assert begun is not None
-    dispatch.take(begun)
+    order = DatasetRequest(1, 1000, 50, MOST // 1000, round=round)
+    dispatch = dispatch_of(order, {0: 1, 1: 1} if round else None)
     if not round:
         for lease in range(100):
             leased = dispatch.lease(dataclasses.replace(order, lease=lease, used=lease), 1, [1])
@@ -227,34 +234,22 @@ def test_what_is_left_is_counted() -> None:
         pass
     assert trial.dispatch.samples_left(0) == 0
 
-    rounds = DataDispatch()
-    begun = rounds.begin(DatasetRequest(1, SIZE, BATCH, 2), {0: 1, 1: 1})
-    assert begun is not None
-    rounds.take(begun)
+    rounds = dispatch_of(DatasetRequest(1, SIZE, BATCH, 2), {0: 1, 1: 1})
     assert [rounds.samples_left(closed) for closed in (0, 1, 7)] == [120, 114, 78]
-
-    endless = DataDispatch()
-    begun = endless.begin(DatasetRequest(1, SIZE, BATCH, MOST // SIZE), None)
-    assert begun is not None
-    endless.take(begun)
+    endless = dispatch_of(DatasetRequest(1, SIZE, BATCH, MOST // SIZE))
     assert endless.samples_left(0) == 0
 
 
 @pytest.mark.parametrize("round", [0, 1])
 def test_the_first_worker_says_the_parts(round: int) -> None:
     """What it has found of a source that gets more parts counts for all, and for the job that resumes."""
-    dispatch = DataDispatch()
     first, other = (DatasetRequest(1, SIZE, BATCH, 1, round=round, parts=parts) for parts in (3, 4))
     members = {0: 1, 1: 1} if round else None
-    begun = dispatch.begin(first, members)
-    assert begun is not None
-    dispatch.take(begun)
+    dispatch = dispatch_of(first, members)
     assert dispatch.begin(other, members) is None
     assert dispatch.datasets[0].request.parts == 3
     resumed = dispatch.left(0, {})
-    begun = resumed.begin(other, members)
-    assert begun is not None
-    resumed.take(begun)
+    take(resumed, other, members)
     assert resumed.datasets[0].request.parts == 3
     assert resumed.samples_left(0) == 0  # nobody knows how much there is
 
@@ -263,18 +258,13 @@ def test_only_a_resumed_job_has_further_epochs() -> None:
     """The first worker that asks may have more epochs than the job before, once; another size is refused with
     what to do, and within one job all must ask for the same."""
     begun, longer = DatasetRequest(1, 50, 4, 2), DatasetRequest(1, 50, 4, 3)
-    dispatch = DataDispatch()
-    decision = dispatch.begin(begun, None)
-    assert decision is not None
-    dispatch.take(decision)
+    dispatch = dispatch_of(begun)
     with pytest.raises(UsageError, match=r"for others, .*; all workers must use the same datasets"):
         dispatch.begin(longer, None)
     dispatch.inherit()
     with pytest.raises(UsageError, match=r"in what the job goes on from, .* or drop --resume"):
         dispatch.begin(DatasetRequest(1, 51, 4, 3), None)
-    further = dispatch.begin(longer, None)
-    assert further is not None
-    dispatch.take(further)
+    take(dispatch, longer)
     assert dispatch.datasets[0].pool == [(0, 100), (100, 150)]
     assert dispatch.begin(longer, None) is None
     with pytest.raises(UsageError, match="for others"):

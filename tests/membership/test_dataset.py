@@ -1,13 +1,9 @@
 """fleet.dataset in one process, and the plans by which a fleet deals samples."""
 
-import random
-from collections import Counter
-
 import numpy as np
 import pytest
 
 from psfleet.core.base.errors import UsageError
-from psfleet.core.engine.round_plan import LOOKAHEAD, PlanEntry, RoundPlan, length
 from psfleet.core.runtime.process_runtime import current
 from psfleet.fleet import Fleet
 
@@ -53,35 +49,3 @@ def test_whole_numbers_of_numpy(fleet: Fleet) -> None:
     assert len(batches) == 6  # type: ignore[arg-type]
     expected = fleet.dataset(5, 2, 2, shuffle_seed=7)
     assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in expected]
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_every_sample_is_dealt_once(seed: int) -> None:
-    """Seats go and come between rounds, several times at the same round; every sample has one round."""
-    dice = random.Random(seed)
-    size, epochs, seats = dice.randint(1, 60), dice.randint(1, 3), {0: 1, 1: 1, 2: 1}
-    stream = tuple((epoch * size, (epoch + 1) * size) for epoch in range(epochs))
-    plan = RoundPlan(size, dice.randint(1, 5), (PlanEntry(1, (0, 1, 2), stream),))
-    last: dict[int, list[range]] = {}  # rounds in which a seat was there, before it was removed
-    used: Counter[int] = Counter()
-    closed = 0
-    while closed < plan.last():
-
-        def counts_in(seat: int, number: int) -> bool:
-            was = any(number in rounds for rounds in last.get(seat, []))
-            return was or (seat in seats and seats[seat] <= number)
-
-        for _ in range(dice.choice([0, 0, 0, 1, 2])):
-            seat = dice.randrange(4)
-            if seat in seats and len(seats) > 1:
-                last.setdefault(seat, []).append(range(seats.pop(seat), closed + 1))
-            elif seat not in seats:
-                seats[seat] = closed + LOOKAHEAD + 1
-            plan = plan.changed(closed + LOOKAHEAD + 1, sorted(seats), closed, counts_in)
-        closed += 1
-        for seat in range(4):
-            if counts_in(seat, closed):
-                for low, high in plan.share(seat, closed):
-                    used.update(range(low, high))
-                assert length(plan.share(seat, closed)) <= plan.batch
-    assert used == Counter(range(size * epochs))

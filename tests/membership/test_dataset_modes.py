@@ -2,13 +2,12 @@
 
 import threading
 from collections import Counter
-from functools import partial
 
 import numpy as np
 import pytest
 
 from psfleet.core.base.settings.kinds import Mode
-from psfleet.core.engine.round_plan import MOST, length
+from psfleet.core.engine.round_plan import MOST
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import TableSpec
@@ -17,7 +16,7 @@ from psfleet.core.runtime.modes.switch import ModeSwitchRuntime
 from psfleet.core.runtime.strategy import ConsistencySettings, LocalSGDSettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.consistency.workers import DENSE, ROWS, together
-from tests.trainings import in_threads
+from tests.trainings import dependent, on_fleet
 
 SAMPLES, BATCH, EPOCHS = 21, 2, 2
 WEIGHTS = TableSpec("weights", "dense", (500,), make_rule("adam", {}))
@@ -40,9 +39,7 @@ def test_local_training_uses_each_sample_once(rows: bool) -> None:
         for ranges in runtime.data_steps(runtime, SAMPLES, BATCH, EPOCHS, 0, 1):
             chosen = np.concatenate([np.arange(*pair) for pair in ranges])
             used.update(chosen.tolist())
-            (weights,) = runtime.pull([Read(WEIGHTS.key)])
-            noise = np.random.default_rng(chosen).standard_normal(500, np.float32)
-            gradients = [Gradient(WEIGHTS.key, weights * np.float32(0.1) + noise, None, 0.01)]
+            gradients = [dependent(runtime, WEIGHTS, chosen, 0.01)]
             if rows:
                 ones = np.ones((len(chosen), ROWS.dim), np.float32)
                 gradients.append(Gradient(ROWS.key, ones, chosen, 1.0))
@@ -52,47 +49,16 @@ def test_local_training_uses_each_sample_once(rows: bool) -> None:
         ended[worker] = weights.tobytes()
         runtime.close()
 
-    with LocalFleet(2, 3, in_process=True) as fleet:
-        in_threads([partial(work, fleet, worker) for worker in range(3)])
-        assert fleet.wait(60) == [0, 0]
+    on_fleet(work, 2, 3)
     assert used == ONCE
     assert len(set(ended.values())) == 1
 
 
-def test_leases_stay_when_the_mode_changes() -> None:
-    """Through every mode that leases data and back, within one dataset, each sample is handed out once."""
-    modes = [
-        ConsistencySettings("ssp", staleness=1),
-        ConsistencySettings("half-async", max_merge=3),
-        ConsistencySettings("geo", k_steps=2),
-        ConsistencySettings("async"),
-    ]
-    used: Counter[int] = Counter()
-
-    def work(runtime: ModeSwitchRuntime) -> None:
-        left = list(modes)
-        size = 8 * SAMPLES  # more leases than changes, so that nobody waits for who has no data
-        for ranges in runtime.data_steps(runtime, size, BATCH, 1, 0, 1):
-            used.update(position for pair in ranges for position in range(*pair))
-            runtime.pull([Read(ROWS.key, np.arange(3)), Read(DENSE.key)])
-            one = Gradient(ROWS.key, np.ones((length(ranges), ROWS.dim), np.float32),
-                           np.arange(length(ranges)), 1.0)  # fmt: skip
-            runtime.push([one, Gradient(DENSE.key, np.ones(DENSE.shape, np.float32), None, 1.0)])
-            if left:
-                runtime.set_mode(left.pop(0))
-        assert not left
-        runtime.barrier()
-
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        together(fleet, ConsistencySettings("async"), work)
-    assert used == Counter(dict.fromkeys(range(8 * SAMPLES), 1))
-
-
 @pytest.mark.parametrize("merged", [1, 2])
 def test_rounds_and_leases_follow_each_other_within_a_dataset(merged: int) -> None:
-    """Changes that fall inside an epoch, there and back, two of them also between the same two steps: every
-    sample is handed out once."""
-    modes = ["async", "sync", "ssp", "sync", "half-async", "sync async", "geo", "async sync"]
+    """Changes that fall inside an epoch, there and back and from lease to lease, two of them also between the
+    same two steps: every sample is handed out once."""
+    modes = ["async", "sync", "ssp", "sync", "half-async", "ssp geo", "async sync"]
     size = 80 * merged
     used: Counter[int] = Counter()
     left: list[int] = []

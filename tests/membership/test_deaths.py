@@ -5,10 +5,10 @@ to the other servers may be under way: that is how a kill falls between servers.
 of continuous integration; PSFLEET_TORTURE=n adds n more.
 """
 
-import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,29 +18,33 @@ from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.round_plan import Range
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.runtime_interface import Gradient, Read, TableState
-from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+from psfleet.core.engine.schema.table import TableSpec
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.trainings import in_threads, same_bits
+from tests.programs import MORE
+from tests.trainings import dependent, in_threads, one_more, same_bits, zero_rows
 from tests.worker_deaths import DeathFault, SimulatedDeath
 
-MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 SILENCE = 5.0  # seconds after which a worker is taken for dead; a living one on a busy host is not
 SAMPLES, BATCH, EPOCHS = 100, 4, 2
 WEIGHTS = TableSpec("weights", "dense", (9000,), make_rule("adam", {}))
 
 
 def counts(worker: int) -> TableSpec:
-    """Under SGD with rate 1 a table that only this worker names counts its uses of each sample."""
-    zero = InitializerSpec("constant", 0.0)
-    return TableSpec(f"counts {worker}", "sparse", (1,), make_rule("sgd", {}), initializer=zero)
+    """A table that only this worker names counts its uses of each sample."""
+    return zero_rows(f"counts {worker}")
+
+
+def begin(runtime: ClusterRuntime, workers: int) -> None:
+    """Make the tables."""
+    for worker in range(workers):
+        runtime.create(counts(worker))
+    runtime.create(WEIGHTS, np.linspace(-1, 1, 9000, dtype=np.float32))
 
 
 def train(runtime: ClusterRuntime, workers: int) -> None:
     """A script: tables, a collective, a dataset, a collective."""
-    for worker in range(workers):
-        runtime.create(counts(worker))
-    runtime.create(WEIGHTS, np.linspace(-1, 1, 9000, dtype=np.float32))
+    begin(runtime, workers)
     assert runtime.all_reduce(np.ones(2), "max").sum() == 2
     for ranges in runtime.data_steps(runtime, SAMPLES, BATCH, EPOCHS, 0, 1):
         step(runtime, ranges)
@@ -50,20 +54,8 @@ def train(runtime: ClusterRuntime, workers: int) -> None:
 def step(runtime: ClusterRuntime, ranges: tuple[Range, ...]) -> None:
     """One step with the samples at these positions; every bit of the weights depends on all of it."""
     chosen = np.concatenate([np.arange(*pair) for pair in ranges])
-    weights = runtime.pull([Read(WEIGHTS.key)])[0]
-    noise = np.random.default_rng(chosen).standard_normal(9000, np.float32)
-    runtime.push(
-        [
-            Gradient(
-                counts(runtime.worker_index).key,
-                np.full((len(chosen), 1), -1, np.float32),
-                chosen,
-                1.0,
-            ),
-            Gradient(WEIGHTS.key, weights * np.float32(0.1) + noise, None, 0.01),
-        ],
-        samples=len(chosen),
-    )
+    use = one_more(counts(runtime.worker_index), chosen)
+    runtime.push([use, dependent(runtime, WEIGHTS, chosen, 0.01)], samples=len(chosen))
 
 
 def results(runtime: ClusterRuntime, workers: int) -> tuple[TableState, list[float]]:
@@ -77,31 +69,32 @@ def results(runtime: ClusterRuntime, workers: int) -> tuple[TableState, list[flo
 
 
 def run(
-    mode: Mode, fleet: LocalFleet, deaths: dict[int, list[DeathFault | None]]
-) -> tuple[TableState, list[float]]:
-    """Train with these deaths of each worker; after the last one it stays dead if that is None."""
-    found: list[tuple[TableState, list[float]]] = []
+    mode: Mode,
+    fleet: LocalFleet,
+    deaths: dict[int, list[DeathFault]],
+    script: Callable[[ClusterRuntime, int], None] = train,
+    read: Callable[[ClusterRuntime, int], tuple[TableState, Any]] = results,
+) -> tuple[TableState, Any]:
+    """Run the script with these deaths of each worker; what worker 0 reads at its end."""
+    found: list[tuple[TableState, Any]] = []
 
     def work(worker: int) -> None:
-        for death in incarnations(deaths.get(worker, [])):
+        for death in [*deaths.get(worker, []), None]:
             try:
                 runtime = ClusterRuntime(fleet.environment(worker), mode, inject_faults=death)
             except SimulatedDeath:  # while it asked a server that was away
                 continue
             try:
-                train(runtime, fleet.workers)
+                script(runtime, fleet.workers)
                 if worker == 0:
-                    found.append(results(runtime, fleet.workers))
+                    found.append(read(runtime, fleet.workers))
                 runtime.barrier()
+                if death is not None:  # who dies while it leaves is the launcher's affair
+                    death.calls = 0
                 runtime.close()
                 return
             except SimulatedDeath:
                 runtime.abandon()
-
-    def incarnations(own: list[DeathFault | None]) -> Iterator[DeathFault | None]:
-        yield from (death for death in own if death is not None)
-        if None not in own:
-            yield None
 
     in_threads([partial(work, worker) for worker in range(fleet.workers)])
     assert fleet.wait() == [0] * fleet.servers
@@ -126,35 +119,12 @@ def expected() -> TableState:
 @pytest.mark.parametrize("seed", range(1 + MORE))
 def test_a_worker_that_comes_back_changes_no_bit(expected: TableState, seed: int) -> None:
     """Sync mode: worker 1 dies twice, worker 0 once, anywhere; rounds and bits are the same."""
-    deaths: dict[int, list[DeathFault | None]] = {
-        1: [some(seed), some(seed + 1000)],
-        0: [some(seed + 2000, 40)],
-    }
+    deaths = {1: [some(seed), some(seed + 1000)], 0: [some(seed + 2000, 40)]}
     with LocalFleet(2, 2, in_process=True) as fleet:
         weights, used = run("sync", fleet, deaths)
     same_bits([weights], [expected])
     assert used == [1.0] * SAMPLES * EPOCHS
-    assert all(death is not None and death.happened for each in deaths.values() for death in each)
-
-
-@pytest.mark.parametrize("seed", range(1 + MORE))
-def test_the_round_goes_on_without_the_dead(seed: int) -> None:
-    """Sync mode: worker 1 dies for good; its seat is removed and its samples are dealt to the others."""
-    with LocalFleet(2, 3, dead_after=SILENCE, in_process=True) as fleet:
-        _, used = run("sync", fleet, {1: [some(seed, 20, 70), None]})
-    assert used == [1.0] * SAMPLES * EPOCHS
-
-
-@pytest.mark.parametrize("seed", range(1 + MORE))
-def test_leases_of_the_dead_are_used_once(seed: int) -> None:
-    """Async mode: no sample twice on any server; missing are only those of steps declared torn."""
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        _, used = run("async", fleet, {1: [some(seed, 12, 60), some(seed + 1000, 12, 40)]})
-        torn = fleet.log(0).count("TORN_STEP")
-    missing = used.count(0.0)
-    assert max(used) == 1.0
-    assert missing <= torn * 4 * BATCH
-    assert torn or not missing
+    assert all(death.happened for each in deaths.values() for death in each)
 
 
 def test_a_silent_worker_is_fenced() -> None:

@@ -10,8 +10,6 @@ import os
 import random
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,18 +18,20 @@ from psfleet.core.base.crash_points import Send
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.runtime_interface import Gradient, Read, TableState
-from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.dataset_pass import batches
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer.lr import StepDecay
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.trainings import in_threads, same_bits
+from tests.membership.test_deaths import run as run_script
+from tests.programs import MORE
+from tests.trainings import one_more, same_bits, zero_rows
 from tests.watched_calls import WatchedCalls
 from tests.worker_deaths import DeathFault, SimulatedDeath
 
-MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 WEIGHTS = TableSpec("weights", "dense", (64,), make_rule("adam", {}))
+COUNTS = zero_rows("counts")
 
 
 class Script:
@@ -43,10 +43,10 @@ class Script:
             runtime.worker_index, 2, runtime.barrier, runtime=lambda: runtime, restarts=True
         )
 
-    def run(self) -> TableState:
-        """All of it; the weights at its end."""
+    def run(self) -> None:
+        """All of it."""
         runtime, loops = self.runtime, self.loops
-        runtime.create(counts())
+        runtime.create(COUNTS)
         runtime.create(WEIGHTS, np.linspace(-1, 1, 64, dtype=np.float32))
         self.rate = loops.remember("rate", StepDecay(0.1, step_size=3))
         self.dice = loops.remember("dice", np.random.default_rng(runtime.worker_index))
@@ -74,19 +74,15 @@ class Script:
         for number in loops.shard(range(3), True):
             self.step(4000 + number)
         runtime.barrier()
-        return runtime.read_table(WEIGHTS.key)
 
     def step(self, *samples: int) -> None:
         """Every bit of the weights depends on all of it."""
         weights = self.runtime.pull([Read(WEIGHTS.key)])[0]
         noise = self.dice.standard_normal(64, np.float32) + np.float32(samples[0])
         ids = np.array([64 * sample + self.runtime.worker_index for sample in samples])
-        self.runtime.push(
-            [
-                Gradient(WEIGHTS.key, weights * np.float32(0.1) + noise, None, self.rate.get_lr()),
-                Gradient(counts().key, np.full((len(ids), 1), -1, np.float32), ids, 1.0),
-            ]
-        )
+        gradient = weights * np.float32(0.1) + noise
+        step = Gradient(WEIGHTS.key, gradient, None, self.rate.get_lr())
+        self.runtime.push([step, one_more(COUNTS, ids)])
 
     def predict(self) -> None:
         """What is found lies in memory, and is put together at the end."""
@@ -97,43 +93,18 @@ class Script:
         assert self.runtime.all_reduce(values).tolist() == [1] * 6
 
 
-def counts() -> TableSpec:
-    """Under SGD with rate 1 it counts how often each sample was used."""
-    zero = InitializerSpec("constant", 0.0)
-    return TableSpec("counts", "sparse", (1,), make_rule("sgd", {}), initializer=zero)
+def uses(runtime: ClusterRuntime, workers: int) -> tuple[TableState, dict[int, float]]:
+    """The weights, and how often each sample was used."""
+    used = runtime.read_table(COUNTS.key)
+    assert used.ids is not None
+    counts = dict(zip(used.ids.tolist(), used.values[0][:, 0].tolist(), strict=True))
+    return runtime.read_table(WEIGHTS.key), counts
 
 
 def run(mode: Mode, deaths: dict[int, list[DeathFault]]) -> tuple[TableState, dict[int, float]]:
-    """The weights, and how often each sample was used, after these deaths of each worker."""
-    batches_read: list[Any] = []
-
-    def work(worker: int) -> None:
-        for death in [*deaths.get(worker, []), None]:
-            runtime = None
-            try:
-                runtime = ClusterRuntime(fleet.environment(worker), mode, inject_faults=death)
-                weights = Script(runtime).run()
-                if worker == 0:
-                    used = runtime.read_table(counts().key)
-                    assert used.ids is not None
-                    uses = dict(zip(used.ids.tolist(), used.values[0][:, 0].tolist(), strict=True))
-                    batches_read.append((weights, uses))
-                runtime.barrier()
-                if death is not None:
-                    death.calls = (
-                        0  # the script is over; who dies while it leaves is the launcher's affair
-                    )
-                runtime.close()
-                return
-            except SimulatedDeath:
-                if runtime is not None:
-                    runtime.abandon()
-
+    """Weights and uses after the script, on two servers, with these deaths of each worker."""
     with LocalFleet(2, 2, in_process=True) as fleet:
-        in_threads([partial(work, worker) for worker in range(2)])
-        assert fleet.wait() == [0, 0]
-    result: tuple[TableState, dict[int, float]] = batches_read[0]
-    return result
+        return run_script(mode, fleet, deaths, lambda runtime, _: Script(runtime).run(), uses)
 
 
 @pytest.fixture(scope="module")
@@ -184,10 +155,9 @@ def test_who_dies_while_it_leaves_does_nothing_again() -> None:
     def run_script(inject_faults: Callable[[int, Send], Send] | None) -> None:
         runtime = ClusterRuntime(fleet.environment(0), "async", inject_faults=inject_faults)
         loops = DataLoops(0, 1, lambda: None, runtime=lambda: runtime, restarts=True)
-        runtime.create(counts())
+        runtime.create(COUNTS)
         for number in loops.shard(range(8), True):
-            one = np.full((1, 1), -1, np.float32)
-            runtime.push([Gradient(counts().key, one, np.array([number]), 1.0)])
+            runtime.push([one_more(COUNTS, np.array([number]))])
         try:
             runtime.close()
         finally:
@@ -198,8 +168,8 @@ def test_who_dies_while_it_leaves_does_nothing_again() -> None:
         with pytest.raises(SimulatedDeath):
             run_script(WatchedCalls(die_leaving))
         run_script(None)
-        other.create(counts())
-        used = other.read_table(counts().key)
+        other.create(COUNTS)
+        used = other.read_table(COUNTS.key)
         assert used.ids is not None
         assert used.ids.tolist() == list(range(8))
         assert used.values[0].tolist() == [[1.0]] * 8

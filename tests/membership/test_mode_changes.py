@@ -4,7 +4,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +13,12 @@ from psfleet.core.base.job_files import write_request
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.net.v1 import shard_pb2
-from psfleet.core.runtime.modes.switch import ModeSwitchRuntime, connect
+from psfleet.core.runtime.modes.switch import ModeSwitchRuntime
 from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.consistency.workers import DENSE, ROWS, step
-from tests.trainings import in_threads
+from tests.consistency.workers import DENSE, ROWS, ready, step
+from tests.trainings import on_fleet
 from tests.watched_calls import WatchedCalls
 from tests.worker_deaths import SimulatedDeath
 
@@ -37,6 +36,20 @@ class Dead(Exception):
     """The worker's process is gone."""
 
 
+def run_again(
+    fleet: LocalFleet, worker: int, script: Callable[[ModeSwitchRuntime], None]
+) -> ModeSwitchRuntime:
+    """A worker that has run the script, from its start once more if it has died."""
+    runtime = ready(fleet, worker, FIRST)
+    try:
+        script(runtime)
+    except Dead:
+        runtime.abandon()
+        runtime = ready(fleet, worker, FIRST)
+        script(runtime)
+    return runtime
+
+
 @pytest.mark.parametrize(
     "phase",
     [
@@ -49,12 +62,11 @@ def test_a_restarted_worker_joins_in_the_present_mode(phase: int) -> None:
     start. It passes over the changes behind the fleet, makes the others with it, and each sample of
     each dataset is used once."""
     used: list[Counter[int]] = [Counter() for _ in range(1 + len(CHANGES))]
-    modes: list[Any] = []
+    modes: dict[int, list[str]] = {0: [], 1: []}
     died: list[bool] = []
 
     def script(runtime: ModeSwitchRuntime) -> None:
-        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
-        runtime.create(ROWS)
+        modes[runtime.worker_index].append(runtime.consistency.mode)
         for number, consistency in enumerate([FIRST, *CHANGES]):
             if number:
                 runtime.set_mode(consistency)
@@ -70,24 +82,15 @@ def test_a_restarted_worker_joins_in_the_present_mode(phase: int) -> None:
             runtime.barrier()
 
     def work(fleet: LocalFleet, worker: int) -> None:
-        runtime = connect(fleet.environment(worker), FIRST)
-        try:
-            script(runtime)
-        except Dead:
-            runtime.abandon()
-            runtime = connect(fleet.environment(worker), FIRST)
-            modes.append(runtime.consistency.mode)
-            script(runtime)
+        runtime = run_again(fleet, worker, script)
         dense, rows = runtime.pull([Read(DENSE.key), Read(ROWS.key, np.arange(SAMPLES))])
         assert np.isfinite(dense).all()
         assert np.isfinite(rows).all()
         runtime.close()
 
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        in_threads([partial(work, fleet, worker) for worker in range(2)])
-        assert fleet.wait(60) == [0, 0]
+    on_fleet(work)
     once = Counter(dict.fromkeys(range(SAMPLES), 1))
-    assert modes == [[FIRST, *CHANGES][phase].mode]
+    assert modes == {0: [FIRST.mode], 1: [FIRST.mode, [FIRST, *CHANGES][phase].mode]}
     # A merged push may be given out once more to whoever comes after the dead worker.
     for number, counts in enumerate(used):
         if number == phase == 3:
@@ -103,12 +106,10 @@ def test_a_mode_request_from_outside_is_for_those_who_come_later_too() -> None:
     taken: list[bool] = []
 
     def script(fleet: LocalFleet, runtime: ModeSwitchRuntime) -> None:
-        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
-        runtime.create(ROWS)
+        assert not taken or runtime.consistency == ConsistencySettings("ssp", staleness=1)
         runtime.check = partial(refuse, "geo")
-        for number, mode_request in enumerate(
-            [{"mode": "ssp", "staleness": 1}, None, {"mode": "geo"}], 1
-        ):
+        requests = [{"mode": "ssp", "staleness": 1}, None, {"mode": "geo"}]
+        for number, mode_request in enumerate(requests, 1):
             if mode_request is not None and runtime.worker_index == 0:
                 write_request(fleet.snapshots.parent, number, mode_request)
             runtime.barrier()
@@ -119,19 +120,9 @@ def test_a_mode_request_from_outside_is_for_those_who_come_later_too() -> None:
             step(runtime, np.arange(3))
 
     def work(fleet: LocalFleet, worker: int) -> None:
-        runtime = connect(fleet.environment(worker), FIRST)
-        try:
-            script(fleet, runtime)
-        except Dead:
-            runtime.abandon()
-            runtime = connect(fleet.environment(worker), FIRST)
-            assert runtime.consistency == ConsistencySettings("ssp", staleness=1)
-            script(fleet, runtime)
-        runtime.close()
+        run_again(fleet, worker, partial(script, fleet)).close()
 
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        in_threads([partial(work, fleet, worker) for worker in range(2)])
-        assert fleet.wait(60) == [0, 0]
+    on_fleet(work)
     assert modes == {0: ["ssp"] * 3, 1: ["ssp"] * 5}
 
 
@@ -173,11 +164,8 @@ def test_a_later_incarnation_makes_the_change(before: Mode, after: Mode, told: i
 
     def script(runtime: ClusterRuntime) -> None:
         runtime.create(ROWS)
-        if (
-            runtime.mode.name == "async"
-        ):  # numbers that the second server has not seen when it changes
-            for _ in range(3 * runtime.worker_index):
-                runtime.push([])
+        for _ in range(3 * runtime.worker_index if runtime.mode.name == "async" else 0):
+            runtime.push([])  # numbers that the second server has not seen when it changes
         runtime.set_mode(ConsistencySettings(after))
         for ranges in runtime.data_steps(runtime, SAMPLES, BATCH, 1, 0, 1):
             runtime.pull([Read(ROWS.key, IDS)])
@@ -188,9 +176,8 @@ def test_a_later_incarnation_makes_the_change(before: Mode, after: Mode, told: i
             used.update(position for pair in ranges for position in range(*pair))
         runtime.barrier()
         (rows,) = runtime.pull([Read(ROWS.key, IDS)])
-        steps = (
-            SAMPLES // BATCH // (2 if after == "sync" else 1)
-        )  # in a round that of both workers is one
+        # In a round the steps of both workers are one.
+        steps = SAMPLES // BATCH // (2 if after == "sync" else 1)
         np.testing.assert_array_equal(rows, np.full(rows.shape, -steps, np.float32))
         runtime.close()
 
@@ -211,8 +198,6 @@ def test_a_later_incarnation_makes_the_change(before: Mode, after: Mode, told: i
             modes.append(again.mode.name)
             script(again)
 
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        in_threads([partial(work, fleet, worker) for worker in range(2)])
-        assert fleet.wait(60) == [0, 0]
+    on_fleet(work)
     assert modes == [after]
     assert used == Counter(dict.fromkeys(range(SAMPLES), 1))

@@ -5,6 +5,7 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,36 +35,36 @@ def rows(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def topic() -> Iterator[str]:
-    """The same in the two partitions of a topic."""
+def broker() -> Iterator[Any]:
+    """A broker of Kafka."""
     pytest.importorskip(
         "confluent_kafka", reason="confluent-kafka is not installed: pip install psfleet[kafka]"
     )
     from tests.datasets.broker import Broker
 
-    messages = [
-        json.dumps({"row": row, "label": label}).encode() for row, label in enumerate(LABELS)
-    ]
     with Broker() as broker:
-        broker.send("rows", 0, messages[:60])
-        broker.send("rows", 1, messages[60:])
-        yield f"kafka://{broker.servers}"
+        yield broker
 
 
 @pytest.fixture
-def growing() -> Iterator[str]:
-    """A topic without an end: three partitions with 40 of the rows each, and others behind them."""
-    pytest.importorskip(
-        "confluent_kafka", reason="confluent-kafka is not installed: pip install psfleet[kafka]"
-    )
-    from tests.datasets.broker import Broker
+def topic(broker: Any) -> str:
+    """The same in the two partitions of a topic."""
+    messages = [
+        json.dumps({"row": row, "label": label}).encode() for row, label in enumerate(LABELS)
+    ]
+    broker.send("rows", 0, messages[:60])
+    broker.send("rows", 1, messages[60:])
+    return f"kafka://{broker.servers}"
 
-    with Broker() as broker:
-        for partition in range(3):
-            rows = [*range(40 * partition, 40 * partition + 40), *range(1000, 1200)]
-            messages = [json.dumps({"row": row, "label": 1.0}).encode() for row in rows]
-            broker.send("rows", partition, messages)
-        yield f"grows://{broker.servers}"
+
+@pytest.fixture
+def growing(broker: Any) -> str:
+    """A topic without an end: three partitions with 40 of the rows each, and others behind them."""
+    for partition in range(3):
+        rows = [*range(40 * partition, 40 * partition + 40), *range(1000, 1200)]
+        messages = [json.dumps({"row": row, "label": 1.0}).encode() for row in rows]
+        broker.send("rows", partition, messages)
+    return f"grows://{broker.servers}"
 
 
 def run(launch: Launch, name: str, script: list[str], *options: str) -> tuple[int, str]:

@@ -1,40 +1,25 @@
 """Workers die while the fleet changes between rounds and leases within an epoch of its dataset."""
 
 import random
-from functools import partial
 
-import numpy as np
 import pytest
 
-from psfleet.core.engine.runtime_interface import TableState
 from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.membership.test_deaths import (
-    BATCH,
-    EPOCHS,
-    MORE,
-    SAMPLES,
-    WEIGHTS,
-    counts,
-    results,
-    step,
-)
-from tests.trainings import in_threads
-from tests.worker_deaths import DeathFault, SimulatedDeath
+from tests.membership.test_deaths import BATCH, EPOCHS, SAMPLES, begin, run, step
+from tests.programs import MORE
+from tests.worker_deaths import DeathFault
 
 ROUNDS, LEASED = 4, 4  # steps of each worker until it comes to the change of the mode
-WORKERS = 2
 
 
-def train(runtime: ClusterRuntime) -> None:
+def train(runtime: ClusterRuntime, workers: int) -> None:
     """A script that changes to async mode and back within its dataset.
 
     In sync mode the number of the round says where, so that a later incarnation comes to the same place.
     """
-    for worker in range(WORKERS):
-        runtime.create(counts(worker))
-    runtime.create(WEIGHTS, np.linspace(-1, 1, 9000, dtype=np.float32))
+    begin(runtime, workers)
     changes = 0
     own = 0  # steps since the last change
     for ranges in runtime.data_steps(runtime, SAMPLES, BATCH, EPOCHS, 0, 1):
@@ -50,37 +35,14 @@ def train(runtime: ClusterRuntime) -> None:
     runtime.barrier()
 
 
-def run(fleet: LocalFleet, deaths: dict[int, list[DeathFault]]) -> list[float]:
-    """How often each position of the data was used."""
-    found: list[tuple[TableState, list[float]]] = []
-
-    def work(worker: int) -> None:
-        for death in (*deaths.get(worker, []), None):
-            runtime = ClusterRuntime(fleet.environment(worker), "sync", inject_faults=death)
-            try:
-                train(runtime)
-                if worker == 0:
-                    found.append(results(runtime, WORKERS))
-                runtime.barrier()
-                runtime.close()
-                return
-            except SimulatedDeath:
-                runtime.abandon()
-
-    in_threads([partial(work, worker) for worker in range(WORKERS)])
-    assert fleet.wait(60) == [0] * fleet.servers
-    [(_, used)] = found
-    return used
-
-
 @pytest.mark.parametrize("seed", range(2 + 4 * MORE))
 def test_kills_around_a_change_keep_every_sample(seed: int) -> None:
     """Worker 1 dies at any call between its first step and its last, worker 0 too: no sample is used
     twice, and missing are only those of steps that are declared torn."""
     dice = random.Random(seed)
     deaths = {worker: [DeathFault(dice.randint(20, 90), dice.random() < 0.5)] for worker in (0, 1)}
-    with LocalFleet(2, WORKERS, in_process=True) as fleet:
-        used = run(fleet, deaths)
+    with LocalFleet(2, 2, in_process=True) as fleet:
+        _, used = run("sync", fleet, deaths, train)
         torn = fleet.log(0).count("TORN_STEP")
     missing = used.count(0.0)
     assert max(used) == 1.0

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 _CROWDED = 150  # messages in flight; more are lost
 _OLD = 400  # messages that may turn up again very late
 
@@ -23,56 +25,48 @@ class Broken(Exception):
 # -- events and instructions --------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Boot:
+class Boot(Struct, frozen=True):
     """The process has started."""
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """Time has passed: send again what has not been answered."""
 
 
-@dataclass(frozen=True)
-class Received:
+class Received(Struct, frozen=True):
     """A message has come."""
 
     source: str
     message: Any
 
 
-@dataclass(frozen=True)
-class Append:
+class Append(Struct, frozen=True):
     """Add a record to the log."""
 
     record: Any
 
 
-@dataclass(frozen=True)
-class Store:
+class Store(Struct, frozen=True):
     """Replace these fields on the disk, all of them or none; the field "log" is the log."""
 
     fields: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class WriteFile:
+class WriteFile(Struct, frozen=True):
     """Write a whole file."""
 
     name: Any
     content: Any
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(Struct, frozen=True):
     """Send a message, which may be lost, doubled or late."""
 
     to: str
     message: Any
 
 
-@dataclass(frozen=True)
-class Die:
+class Die(Struct, frozen=True):
     """End, and be started again by the launcher."""
 
 

@@ -4,12 +4,12 @@ Failures name their seed, and `shrink(fleet(suite, seed))` says which of its fau
 these tests are those of continuous integration; PSFLEET_TORTURE=n adds n more.
 """
 
-import os
 from collections import Counter
 
 import pytest
 
-from tests.protocol.fleet import follower_mutants, logged_mutants, scaling_mutants, standby_mutants
+from tests.programs import MORE
+from tests.protocol.fleet import follower_mutants, scaling_mutants
 from tests.protocol.fleet.job import SUITES
 from tests.protocol.fleet.mutants import COVERED, MUTANTS, Mutant
 from tests.protocol.fleet.runs import fleet
@@ -17,9 +17,6 @@ from tests.protocol.scheduler import Broken, run, shrink
 
 assert follower_mutants  # adds to MUTANTS, as the other one does
 assert scaling_mutants
-assert logged_mutants
-assert standby_mutants
-MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 SEEDS = range(18, 18 + 5 + MORE)
 """Few, in which all of HAPPENS does."""
 FOLLOWED = range(18, 18 + 8 + MORE)
@@ -31,21 +28,14 @@ LOGGED = range(36, 36 + 3 + MORE)
 FOLLOWING = range(38, 38 + 3 + MORE)
 """Likewise where they have standbys."""
 USUAL = {
+    *("switch", "ssp", "sync removal", "sync standbys machines", "sync mode_requests"),
+    *("async standbys", "async snapshots", "async groups standbys", "sync standbys followers"),
     *(
-        "sync removal",
-        "async standbys",
-        "sync standbys machines",
-        "async snapshots",
-        "switch",
-        "sync mode_requests",
-    ),
-    *(
-        "async groups standbys",
-        "sync standbys followers",
         "async snapshots followers",
         "sync removal moves",
+        "async followers moves",
+        "sync logs moves",
     ),
-    *("async followers moves", "sync logs moves", "ssp"),
 }
 """Suites that `make test` runs. Each mode and each kind of fault is in one of them."""
 assert SUITES.keys() >= USUAL
@@ -129,6 +119,7 @@ def test_a_missing_rule_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPat
     run(fleet(mutant.suite, seed))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", COVERED, ids=named)
 def test_a_covered_rule_is_not_missed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the rule all promises hold, for the reason that is given."""
@@ -144,6 +135,7 @@ def test_a_seed_says_all() -> None:
     assert logs[0] == logs[1]
 
 
+@pytest.mark.long
 def test_a_failure_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the faults of a failing run those are said that it needs."""
     torn = next(mutant for mutant in MUTANTS if "torn" in mutant.rule)

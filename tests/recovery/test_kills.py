@@ -4,10 +4,8 @@ The seeds of these tests are those of continuous integration; PSFLEET_TORTURE=n 
 the deaths by their points at the end.
 """
 
-import os
 import random
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
@@ -15,16 +13,13 @@ from psfleet.core.engine.runtime_interface import TableState
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.session.retry_policy import Patience
-from tests.push_counts import CountingWorkload
-from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together
+from tests.programs import MORE
+from tests.push_counts import count_pushes
+from tests.trainings import TrainingWorkload, same_bits, trained
 
 TRAINING = TrainingWorkload()
 POINTS = ("append", "tear", "appended", "applied", "settled")
-MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 DEATHS = 3  # of each server in one run
-
-PATIENCE = Patience(reply=500.0, outage=500.0, start=500.0, leave=60.0)  # on any machine
 pytestmark = pytest.mark.timeout(600)  # a dozen processes start one after the other
 
 
@@ -42,23 +37,11 @@ def crashes(seed: int, records: int) -> dict[int, list[str]]:
     }
 
 
-def train(fleet: LocalFleet) -> list[TableState]:
-    """Sync training by every worker; the tables that worker 0 then reads."""
-
-    def connect(worker: int) -> ClusterRuntime:
-        return ClusterRuntime(fleet.environment(worker), "sync", patience=PATIENCE)
-
-    with fleet.reviving():
-        states = train_together(fleet.workers, TRAINING, connect)
-        assert fleet.wait(300) == [0] * fleet.servers
-    return states
-
-
 @pytest.fixture(scope="module")
 def expected() -> list[TableState]:
     """The result without faults and without a log."""
     with LocalFleet(2, 2, in_process=True) as fleet:
-        return train(fleet)
+        return trained(fleet, TRAINING)
 
 
 @pytest.mark.parametrize("seed", range(1 + MORE))
@@ -67,24 +50,22 @@ def test_kills_do_not_change_a_bit(
 ) -> None:
     """Sync mode: both servers die three times each, at seeded points, and the result is the same."""
     with LocalFleet(2, 2, durability="log", crashes=crashes(seed, 90)) as fleet:
-        same_bits(train(fleet), expected)
+        same_bits(trained(fleet, TRAINING), expected)
         record_property("deaths in sync mode", fleet.deaths)
         assert fleet.restarts >= 2 * DEATHS - 1
 
 
 @pytest.mark.parametrize(
     "point",
-    [
-        point if point in ("tear", "applied") else pytest.param(point, marks=pytest.mark.long)
-        for point in POINTS
-    ],
+    [pytest.param(p, marks=[pytest.mark.long] * (p not in ("tear", "applied"))) for p in POINTS],
 )
 def test_one_server_dies_at_every_point(point: str) -> None:
-    """One worker and one server that is also the coordinator; the disk is asked to keep each record."""
-    alone = EmbeddedRuntime()
-    TRAINING.run(alone)
+    """One worker and one server that is also the coordinator, over TLS and with rows of 16 bits; the disk is
+    asked to keep each record."""
+    training, alone = TrainingWorkload(precision="bfloat16/bfloat16"), EmbeddedRuntime()
+    training.run(alone)
     with LocalFleet(1, 1, "tcp", durability="log+fsync", crashes={0: [f"{point}:33"]}) as fleet:
-        same_bits(train(fleet), TRAINING.result(alone))
+        same_bits(trained(fleet, training), training.result(alone))
         assert fleet.restarts == 1
 
 
@@ -101,16 +82,8 @@ def test_every_push_is_counted_once(
     seed: int, record_property: Callable[[str, object], None]
 ) -> None:
     """Async mode: tables that count pushes count each one once, however often servers die."""
-    counting = CountingWorkload(60)
-
-    def work(worker: int) -> None:
-        runtime = ClusterRuntime(fleet.environment(worker), "async", patience=PATIENCE)
-        counting.run(runtime)
-        runtime.close()
-
     with LocalFleet(2, 2, durability="log", crashes=crashes(seed, 90)) as fleet, fleet.reviving():
-        in_threads([partial(work, worker) for worker in range(2)])
+        count_pushes(fleet)
         assert fleet.wait(300) == [0, 0]
         record_property("deaths in async mode", fleet.deaths)
         assert fleet.restarts >= 2 * DEATHS - 1
-    counting.check(2)

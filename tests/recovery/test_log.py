@@ -1,6 +1,7 @@
 """The log of a server: taken again it gives the same server, and damage is never taken for truth.
 
-PSFLEET_TORTURE flips all bits of a log; otherwise it is one of each byte.
+PSFLEET_TORTURE flips all bits of a log and cuts it everywhere. Otherwise it flips one bit of three bytes, and
+cuts around the ends of records and at every fifth byte.
 """
 
 import os
@@ -47,17 +48,9 @@ def push(worker: int, number: int) -> Push:
     """The number-th push of a worker in its first incarnation."""
     dice = np.random.default_rng((worker, number))
     rows = dice.standard_normal((3, 2), np.float32)
-    return Push(
-        worker,
-        1 + worker,
-        number,
-        (
-            Gradient(DENSE.key, dice.standard_normal(3, np.float32), None, 0.1),
-            Gradient(SPARSE.key, rows, dice.permutation(9)[:3].astype(np.int64), 0.1),
-        ),
-        4,
-        0.5,
-    )
+    dense = Gradient(DENSE.key, dice.standard_normal(3, np.float32), None, 0.1)
+    sparse = Gradient(SPARSE.key, rows, dice.permutation(9)[:3].astype(np.int64), 0.1)
+    return Push(worker, 1 + worker, number, (dense, sparse), 4, 0.5)
 
 
 def begin(shard: Shard, coordinator: Coordinator, mode: Mode) -> None:
@@ -81,22 +74,10 @@ def train(shard: Shard, mode: Mode, numbers: range) -> None:
 
 def content(shard: Shard) -> list[bytes]:
     """Every bit of the tables, and who has done what."""
-    contents = [
-        repr(
-            (
-                shard.mode,
-                shard.workers.incarnations,
-                shard.workers.sequences,
-                shard.workers.writes,
-                shard.tables.makers,
-                shard.rounds.closed,
-                sorted(shard.rounds.held),
-                shard.rounds.resting,
-                shard.rounds.rests,
-                shard.rounds.left,
-            )
-        ).encode()
-    ]
+    workers, rounds = shard.workers, shard.rounds
+    done = workers.incarnations, workers.sequences, workers.writes, shard.tables.makers
+    in_rounds = rounds.closed, sorted(rounds.held), rounds.resting, rounds.rests, rounds.left
+    contents = [repr((shard.mode, done, in_rounds)).encode()]
     for table in shard.tables.values():
         parts = table.state() if isinstance(table, DenseTable) else table.state(0, len(table))
         contents += [repr(table.step).encode(), *(part.tobytes() for part in parts)]
@@ -109,12 +90,8 @@ def test_a_server_comes_back_as_it_was(tmp_path: Path, mode: Mode) -> None:
     log, shard, coordinator = kept(tmp_path / "log")
     begin(shard, coordinator, mode)
     train(shard, mode, range(1, 5))
-    shard.handle(
-        WriteState(
-            (PartState(SPARSE.key, 9, np.ones((1, 6), np.float32), np.array([77])),), 0, 1, 1
-        ),
-        "write",
-    )
+    part = PartState(SPARSE.key, 9, np.ones((1, 6), np.float32), np.array([77]))
+    shard.handle(WriteState((part,), 0, 1, 1), "write")
     shard.handle(Leave(1, 2, 4, 1), "rest")
     shard.handle(push(0, 5), "push")
     shard.handle(Leave(1, 2, 4), "leave")
@@ -274,6 +251,8 @@ def test_every_truncation_is_recovered_from(tmp_path: Path) -> None:
     whole, states = small(path)
     ends = [end for _, _, end, _ in records(path)]
     for length in range(len(whole)):
+        if not ALL and length % 5 and not any(abs(length - end) <= HEAD + 1 for end in ends):
+            continue
         path.write_bytes(whole[:length])
         if length < ends[0]:
             with pytest.raises(LogError, match=r"no log|damaged"):
@@ -294,7 +273,7 @@ def test_every_flipped_bit_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log"
     whole, _ = small(path)
     for bit in range(8 * len(whole)):
-        if not ALL and bit % 8 != bit // 8 % 8:
+        if not ALL and bit % 24 != bit // 24 % 24:
             continue
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8

@@ -24,6 +24,7 @@ from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
 from tests.agents.machines import NETWORK, Lab, has, laboratory, run
+from tests.programs import PYTHONPATH
 from tests.trainings import zero_rows
 from tests.waiting import pause, until
 
@@ -116,7 +117,7 @@ def job(
     asked = [endpoint(server) for server in range(2)]
     common = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+        "PYTHONPATH": PYTHONPATH,
         "PSFLEET_INSECURE": "1",
         "PSFLEET_WORKERS": "1",
         "PSFLEET_DURABILITY": "log",

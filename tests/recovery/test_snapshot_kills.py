@@ -3,7 +3,6 @@
 The seeds of these tests are those of continuous integration; PSFLEET_TORTURE=n adds n more.
 """
 
-import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,81 +12,64 @@ from functools import partial
 import numpy as np
 import pytest
 
-from psfleet.core.engine.runtime_interface import Gradient, TableState
+from psfleet.core.engine.runtime_interface import TableState
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.session.retry_policy import Patience
-from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together, zero_rows
+from tests import trainings
+from tests.programs import MORE
 
-TRAINING = TrainingWorkload(steps=60, pause=0.03)
-ALONE = TrainingWorkload(steps=60)
-COUNTS = zero_rows("counts")
+TRAINING = trainings.TrainingWorkload(steps=60, pause=0.03)
+COUNTS = trainings.zero_rows("counts")
 PUSHES = 120
-MORE = int(os.environ.get("PSFLEET_TORTURE", "0"))
 POINTS = ("turned", "cut", "page", "written")
 LEADING = ("unnamed", "complete", "shortened")  # of server 0
-PATIENCE = Patience(reply=500.0, outage=500.0, start=500.0, leave=60.0)  # on any machine
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.timeout(600),
-]  # a dozen processes start one after the other
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # a dozen processes, one after the other
 
 
 def deaths(seed: int, points: Mapping[int, Sequence[str]]) -> dict[int, list[str]]:
     """Where each server dies: in a snapshot, and while it comes back from that; of other seeds than
     those of continuous integration twice.
     """
-    dice = random.Random(seed)
-    return {
-        server: [
-            death
-            for _ in range(2 if seed else 1)
-            for death in (f"{dice.choice(own)}:1", f"replay:{dice.randint(1, 4)}")
-        ]
-        for server, own in points.items()
-    }
+    dice, crashes = random.Random(seed), dict[int, list[str]]()
+    for server, own in points.items():
+        for _ in range(2 if seed else 1):
+            death = [f"{dice.choice(own)}:1", f"replay:{dice.randint(1, 4)}"]
+            crashes[server] = crashes.get(server, []) + death
+    return crashes
 
 
-def train(fleet: LocalFleet, training: TrainingWorkload = TRAINING) -> list[TableState]:
-    """Sync training by every worker; the tables that worker 0 then reads."""
-
-    def connect(worker: int) -> ClusterRuntime:
-        return ClusterRuntime(fleet.environment(worker), "sync", patience=PATIENCE)
-
-    with fleet.reviving():
-        states = train_together(fleet.workers, training, connect)
-        assert fleet.wait(300) == [0] * fleet.servers, [fleet.log(i) for i in range(fleet.servers)]
-    return states
+@pytest.fixture(scope="module")
+def alone() -> list[TableState]:
+    """The result of one worker without servers."""
+    runtime, training = EmbeddedRuntime(), replace(TRAINING, pause=0.0)
+    training.run(runtime)
+    return training.result(runtime)
 
 
 @pytest.mark.parametrize("seed", range(1 + MORE))
 def test_kills_around_snapshots_do_not_change_a_bit(
-    seed: int, record_property: Callable[[str, object], None]
+    seed: int, alone: list[TableState], record_property: Callable[[str, object], None]
 ) -> None:
     """Sync mode: both servers die at points of snapshots and of recovery, and the result is the same."""
     crashes = deaths(seed, {0: (*POINTS, *LEADING), 1: POINTS})
-    alone = EmbeddedRuntime()
-    ALONE.run(alone)
     with LocalFleet(2, 1, durability="log", crashes=crashes, snapshot_every="5 rounds") as fleet:
-        same_bits(train(fleet), ALONE.result(alone))
+        trainings.same_bits(trainings.trained(fleet, TRAINING), alone)
         record_property("deaths in sync mode with snapshots", fleet.deaths)
         assert fleet.restarts >= 2
 
 
 # After "unnamed" the log surely holds rounds that are replayed; after the others it may have none.
-@pytest.mark.long
 @pytest.mark.parametrize("points", [POINTS, (LEADING[0], "replay", *LEADING[1:])])
-def test_the_only_server_dies_at_every_point(points: tuple[str, ...]) -> None:
+def test_the_only_server_dies_at_every_point(
+    points: tuple[str, ...], alone: list[TableState]
+) -> None:
     """One process after the other dies, each at another point; older logs are gone in the end."""
-    alone = EmbeddedRuntime()
-    ALONE.run(alone)
     crashes = {0: [f"{point}:1" for point in points]}
-    slow = replace(
-        TRAINING, pause=0.15
-    )  # a server that starts again hears its worker after a second
+    # A server that starts again hears its worker after a second.
+    slow = replace(TRAINING, pause=0.15)
     with LocalFleet(1, 1, durability="log", crashes=crashes, snapshot_every="5 rounds") as fleet:
-        same_bits(train(fleet, slow), ALONE.result(alone))
+        trainings.same_bits(trainings.trained(fleet, slow), alone)
         assert fleet.restarts == len(points)
         assert not (fleet.snapshots.parent / "server.0.log").exists()
         left = [path.name for path in fleet.snapshots.iterdir() if path.name.endswith(".partial")]
@@ -103,11 +85,10 @@ def test_every_push_is_counted_once(
     counted: list[np.ndarray] = []
 
     def work(worker: int) -> None:
-        runtime = ClusterRuntime(fleet.environment(worker), "async", patience=PATIENCE)
+        runtime = ClusterRuntime(fleet.environment(worker), "async", patience=trainings.PATIENCE)
         runtime.create(COUNTS)
         for _ in range(PUSHES):
-            rows = Gradient(COUNTS.key, np.full((50, 1), -1, np.float32), np.arange(50), 1.0)
-            runtime.push([rows]).wait()
+            runtime.push([trainings.one_more(COUNTS, np.arange(50))]).wait()
             time.sleep(0.05)
         runtime.barrier()
         if worker == 0:
@@ -119,7 +100,7 @@ def test_every_push_is_counted_once(
         LocalFleet(2, 2, durability="log", crashes=crashes, snapshot_every="10 rounds") as fleet,
         fleet.reviving(),
     ):
-        in_threads([partial(work, worker) for worker in range(2)])
+        trainings.in_threads([partial(work, worker) for worker in range(2)])
         assert fleet.wait(300) == [0, 0]
         record_property("deaths in async mode with snapshots", fleet.deaths)
         assert fleet.restarts >= 2

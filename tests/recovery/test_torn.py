@@ -5,10 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.trainings import zero_rows
+from tests.trainings import one_more, zero_rows
 from tests.watched_calls import WatchedCalls
 from tests.worker_deaths import SimulatedDeath
 
@@ -32,7 +31,7 @@ def test_a_torn_step_is_in_the_status() -> None:
     with LocalFleet(2, 1, in_process=True) as fleet:
         dying = ClusterRuntime(fleet.environment(0), "async", inject_faults=dying_between(3))
         dying.create(COUNTS)
-        rows = Gradient(COUNTS.key, np.full((50, 1), -1, np.float32), IDS, 1.0)
+        rows = one_more(COUNTS, IDS)
         for _ in range(2):
             dying.push([rows]).wait()
         with pytest.raises(SimulatedDeath):

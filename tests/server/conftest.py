@@ -17,16 +17,13 @@ from tests.server_channels import ServerChannel
 
 def _stub(channel: ServerChannel, service: Any) -> Any:
     """The methods of a service by name, as its descriptor says."""
-    return SimpleNamespace(
-        **{
-            method.name: channel.unary_unary(
-                f"/{service.full_name}/{method.name}",
-                request_serializer=GetMessageClass(method.input_type).SerializeToString,
-                response_deserializer=GetMessageClass(method.output_type).FromString,
-            )
-            for method in service.methods
-        }
-    )
+    methods = {}
+    for method in service.methods:
+        write = GetMessageClass(method.input_type).SerializeToString
+        read = GetMessageClass(method.output_type).FromString
+        path = f"/{service.full_name}/{method.name}"
+        methods[method.name] = channel.unary_unary(path, write, read)
+    return SimpleNamespace(**methods)
 
 
 class Peer:
@@ -50,16 +47,11 @@ class Peer:
 
     def create(self, name: str, kind: str, shape: tuple[int, ...], value: bytes = b"") -> int:
         """Make a table under SGD whose rows start at zero."""
-        table: int = self.shard.CreateTable(
-            shard_pb2.CreateTableRequest(
-                value=value,
-                spec=(
-                    shard_pb2.TableSpec(
-                        name=name, kind=kind, shape=shape, rule="sgd", initializer="constant"
-                    )
-                ),
-            )
-        ).table
+        spec = shard_pb2.TableSpec(
+            name=name, kind=kind, shape=shape, rule="sgd", initializer="constant"
+        )
+        request = shard_pb2.CreateTableRequest(value=value, spec=spec)
+        table: int = self.shard.CreateTable(request).table
         return table
 
 

@@ -8,6 +8,7 @@ or names the version that can. tests/server/test_goldens.py builds the same cont
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,21 +19,7 @@ from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.entry import CapacityEntry, CountFilterEntry
 from psfleet.core.engine.schema.table import TableSpec
-from psfleet.core.engine.shard.events import (
-    CloseRound,
-    CreateTable,
-    Evict,
-    Join,
-    Leave,
-    MakeCut,
-    PartState,
-    Push,
-    Record,
-    RestorePart,
-    Shrink,
-    Tick,
-    WriteState,
-)
+from psfleet.core.engine.shard import events
 from psfleet.core.engine.shard.membership_view import Incarnation, InstallView, SeatView
 from psfleet.core.engine.shard.rounds import Rounds
 from psfleet.core.engine.shard.shard_state import ConsistencyState, PullGate, ShardState
@@ -42,29 +29,8 @@ from psfleet.core.net.body import write_record
 from psfleet.core.net.membership_messages import agreed_numbers
 from psfleet.core.net.server_state import write_state
 from psfleet.core.net.v1.replica_pb2 import FollowReply, FollowRequest
-from psfleet_server.coordinator.barriers import (
-    CollectiveCompleted,
-    CollectiveState,
-    ModeRequest,
-    ModeSwitch,
-)
+from psfleet_server.coordinator import barriers, coordinator_messages, data_dispatch
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.coordinator.coordinator_messages import (
-    Decision,
-    TermStarted,
-    ViewDecided,
-    WorkerLeft,
-)
-from psfleet_server.coordinator.data_dispatch import (
-    DataDispatch,
-    DatasetBegun,
-    DatasetEnded,
-    DatasetRequest,
-    DispatchedDataset,
-    LeaseGranted,
-    Leases,
-    TornStep,
-)
 from psfleet_server.coordinator.membership import Membership, Seat
 from psfleet_server.durability.log import VERSION, LogHeader, ServerLog
 from psfleet_server.durability.log_shipping import joined
@@ -92,50 +58,50 @@ SSP = SspMode(staleness=4)
 _ROWS: NDArray[np.float32] = np.arange(6, dtype=np.float32).reshape(3, 2)
 
 
-def _push(worker: int, number: int) -> Push:
+def _push(worker: int, number: int) -> events.Push:
     elements = Gradient(DENSE.key, np.array([0.5, -0.25], np.float32), np.array([1, 4]), 0.1)
     rows = Gradient(SPARSE.key, _ROWS, _IDS, 0.01)
-    return Push(worker, 11 + worker, number, (elements, rows), 32, 0.75, 3, None, (2, 5), "p")
+    return events.Push(
+        worker, 11 + worker, number, (elements, rows), 32, 0.75, 3, None, (2, 5), "p"
+    )
 
 
-def records() -> list[Record]:
+def records() -> list[events.Record]:
     """A record of each kind of a shard; most fields differ from what they are by default."""
     values = np.arange(5, dtype=np.float32)
     whole = Gradient(DENSE.key, values, None, 0.1)
-    touched = np.array([1, 2, 3])
+    touched, none = np.array([1, 2, 3]), np.empty((3, 0), np.float32)
+    dense = events.PartState(DENSE.key, 3, np.ones((3, 3), np.float32), start=2)
+    sparse = events.PartState(SPARSE.key, 4, _ROWS, _IDS, touched, none)
+    seats = {
+        0: SeatView((Incarnation(11, 1, 4), Incarnation(13, 5)), 2, False),
+        1: SeatView((Incarnation(12),), 0, True),
+    }
+    clock = TableClock(9, (3, 5), ((0.5, 4), (1.5, 8)))
+    columns: dict[str, NDArray[Any]] = {"ids": _IDS, "rows": _ROWS, "touched": touched}
     return [
-        CreateTable(DENSE, values, 1),
-        CreateTable(SPARSE, np.empty(0, np.float32)),
-        Join(1, 12, SSP, 2, 9),
-        Leave(1, 12, 8, 3),
+        events.CreateTable(DENSE, values, 1),
+        events.CreateTable(SPARSE, np.empty(0, np.float32)),
+        events.Join(1, 12, SSP, 2, 9),
+        events.Leave(1, 12, 8, 3),
         _push(1, 6),
-        Push(0, 11, 1, (whole,)),
-        WriteState((PartState(DENSE.key, 3, np.ones((3, 3), np.float32), start=2),), 1, 12, 5),
-        WriteState((PartState(SPARSE.key, 4, _ROWS, _IDS, touched, np.empty((3, 0), np.float32)),)),
-        CloseRound(6, (0, 1), {0: "a", 1: "b"}),
-        InstallView(
-            2**32 + 1,
-            {
-                0: SeatView((Incarnation(11, 1, 4), Incarnation(13, 5)), 2, False),
-                1: SeatView((Incarnation(12),), 0, True),
-            },
-        ),
-        RestorePart(
-            SPARSE.key,
-            TableClock(9, (3, 5), ((0.5, 4), (1.5, 8))),
-            {"ids": _IDS, "rows": _ROWS, "touched": touched},
-        ),
-        RestorePart(DENSE.key, TableClock(), {}),
-        MakeCut(7),
-        Shrink(SPARSE.key, 0.5, 3, 1, 12, 6),
-        Shrink(),
-        Tick(2.5),
-        Evict(SPARSE.key, _IDS[:1]),
+        events.Push(0, 11, 1, (whole,)),
+        events.WriteState((dense,), 1, 12, 5),
+        events.WriteState((sparse,)),
+        events.CloseRound(6, (0, 1), {0: "a", 1: "b"}),
+        InstallView(2**32 + 1, seats),
+        events.RestorePart(SPARSE.key, clock, columns),
+        events.RestorePart(DENSE.key, TableClock(), {}),
+        events.MakeCut(7),
+        events.Shrink(SPARSE.key, 0.5, 3, 1, 12, 6),
+        events.Shrink(),
+        events.Tick(2.5),
+        events.Evict(SPARSE.key, _IDS[:1]),
     ]
 
 
-def _order(number: int, sync: bool) -> DatasetRequest:
-    return DatasetRequest(number, 60, 4, 3, -5, 2 * sync, 3, 2, 1, 1)
+def _order(number: int, sync: bool) -> data_dispatch.DatasetRequest:
+    return data_dispatch.DatasetRequest(number, 60, 4, 3, -5, 2 * sync, 3, 2, 1, 1)
 
 
 def _plan() -> RoundPlan:
@@ -143,15 +109,20 @@ def _plan() -> RoundPlan:
     return RoundPlan(60, 4, entries, frozenset({(2, 0), (3, 1)}))
 
 
-def _dispatch() -> DataDispatch:
-    return DataDispatch(
+def _dispatch() -> data_dispatch.DataDispatch:
+    return data_dispatch.DataDispatch(
         [
-            DispatchedDataset(_order(1, True), _plan()),
-            DispatchedDataset(_order(2, False), None, [(16, 60), (60, 2**62)], False, True),
-            DispatchedDataset(_order(3, False), None, [], True),
+            data_dispatch.DispatchedDataset(_order(1, True), _plan()),
+            data_dispatch.DispatchedDataset(
+                _order(2, False), None, [(16, 60), (60, 2**62)], False, True
+            ),
+            data_dispatch.DispatchedDataset(_order(3, False), None, [], True),
         ],
-        {13: Leases(2, [(2, ((0, 16),)), (2, ((16, 20), (40, 52)))], 1), 12: Leases()},
-        [TornStep(1, 12, {0: 8, 1: 9})],
+        {
+            13: data_dispatch.Leases(2, [(2, ((0, 16),)), (2, ((16, 20), (40, 52)))], 1),
+            12: data_dispatch.Leases(),
+        },
+        [data_dispatch.TornStep(1, 12, {0: 8, 1: 9})],
     )
 
 
@@ -164,27 +135,27 @@ def _members() -> Membership:
     return Membership(seats, 13, 2**32 + 1, 4, True)
 
 
-def _switch() -> ModeSwitch:
-    return ModeSwitch(2, agreed_numbers(SSP), {0: 8, 1: 9}, {0: (2, 5), 1: (0, 0)})
+def _switch() -> barriers.ModeSwitch:
+    return barriers.ModeSwitch(2, agreed_numbers(SSP), {0: 8, 1: 9}, {0: (2, 5), 1: (0, 0)})
 
 
-def _mode_request() -> ModeRequest:
-    return ModeRequest(3, "geo", (("k_steps", 20), ("staleness", 0)))
+def _mode_request() -> barriers.ModeRequest:
+    return barriers.ModeRequest(3, "geo", (("k_steps", 20), ("staleness", 0)))
 
 
-def decisions() -> list[Decision]:
+def decisions() -> list[coordinator_messages.Decision]:
     """A decision of each kind."""
     return [
-        TermStarted(2),
-        ViewDecided(_members(), _dispatch()),
-        CollectiveCompleted(4, np.array([[1.5, -2.0]]), None, None),
-        CollectiveCompleted(5, None, _mode_request()),
-        CollectiveCompleted(6, np.array([3, 4, -3, -4, 9]), None, _switch()),
-        WorkerLeft(1, 12),
-        DatasetBegun(_order(1, True), _plan()),
-        DatasetBegun(_order(2, False), None),
-        LeaseGranted(13, 2, ((16, 20), (40, 52)), 2),
-        DatasetEnded(3),
+        coordinator_messages.TermStarted(2),
+        coordinator_messages.ViewDecided(_members(), _dispatch()),
+        barriers.CollectiveCompleted(4, np.array([[1.5, -2.0]]), None, None),
+        barriers.CollectiveCompleted(5, None, _mode_request()),
+        barriers.CollectiveCompleted(6, np.array([3, 4, -3, -4, 9]), None, _switch()),
+        coordinator_messages.WorkerLeft(1, 12),
+        data_dispatch.DatasetBegun(_order(1, True), _plan()),
+        data_dispatch.DatasetBegun(_order(2, False), None),
+        data_dispatch.LeaseGranted(13, 2, ((16, 20), (40, 52)), 2),
+        data_dispatch.DatasetEnded(3),
     ]
 
 
@@ -195,7 +166,7 @@ def shard_states() -> dict[str, ShardState]:
     )
     workers.base, workers.view = 8, 2**32 + 1
     rounds = Rounds({0, 1}, 5, {0: 5}, {}, {0: 5, 1: 6}, {1: 5}, {2}, {1: 3}, {1})
-    rounds.held = {1: _push(1, 6), 0: Push(0, 13, 6, ())}
+    rounds.held = {1: _push(1, 6), 0: events.Push(0, 13, 6, ())}
     sync = ConsistencyState(0, rounds, SyncMode(), 1)
     ssp = ConsistencyState(0, Rounds({0, 1}), SSP, gate=PullGate(at={0: 3, 1: 7}, leading_steps=4))
     return {
@@ -210,7 +181,7 @@ def coordinator() -> Coordinator:
     found = Coordinator(2)
     found.term, found.members, found.dispatch = 2, _members(), _dispatch()
     results = {4: np.array([[1.5, -2.0]]), 6: np.array([3, 4, -3, -4, 9])}
-    found.collectives = CollectiveState(6, results, {5: _mode_request()}, _switch())
+    found.collectives = barriers.CollectiveState(6, results, {5: _mode_request()}, _switch())
     return found
 
 
@@ -237,7 +208,7 @@ def build(folder: Path) -> None:
         (folder / f"state.{name}").write_bytes(content)
     request = FollowRequest(server=1, attach=3, taken=8, term=2, version=VERSION)
     (folder / "stream.request").write_bytes(request.SerializeToString())
-    kind, parts = encode(Tick(2.5))
+    kind, parts = encode(events.Tick(2.5))
     [record_message] = write_record(9, kind, joined(parts))
     (folder / "stream.record").write_bytes(record_message)
     said = FollowReply(required=True, over=True, complete=7)

@@ -6,17 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from psfleet.core.base.errors import (
-    ConfigError,
-    DeadlineExceeded,
-    Fenced,
-    Gap,
-    NotReady,
-    ProtocolError,
-    PsfleetError,
-    ShapeError,
-    UsageError,
-)
+from psfleet.core.base import errors
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import SyncMode
 from psfleet.core.engine.round_plan import LOOKAHEAD, PlanEntry, RoundPlan
@@ -48,7 +38,7 @@ def reduction(worker: int, value: Any, mode: str = "sum", number: int = 1) -> Ar
     return Arrival(worker, worker + 1, number, mode, np.asarray(value, np.float32))
 
 
-def error_of(outcome: list[Outcome]) -> PsfleetError:
+def error_of(outcome: list[Outcome]) -> errors.PsfleetError:
     """The error of the only refusal."""
     [refusal] = outcome
     assert isinstance(refusal, SendError)
@@ -60,15 +50,15 @@ def test_a_start_gets_one_incarnation() -> None:
     coordinator = registered(2)
     assert register(coordinator, 0, 100, 2) == 1
     assert register(coordinator, 0, 555, 2) == 3
-    with pytest.raises(Fenced, match="later process"):
+    with pytest.raises(errors.Fenced, match="later process"):
         register(coordinator, 0, 100, 2)
 
 
 def test_foreign_workers_are_refused() -> None:
     """A seat that does not exist, or another belief in the fleet's size."""
-    with pytest.raises(ConfigError, match="worker 2 is unknown"):
+    with pytest.raises(errors.ConfigError, match="worker 2 is unknown"):
         register(Coordinator(2), 2, 1, 2)
-    with pytest.raises(ConfigError, match="was started for 3"):
+    with pytest.raises(errors.ConfigError, match="was started for 3"):
         register(Coordinator(2), 0, 1, 3)
 
 
@@ -89,11 +79,15 @@ def test_what_does_not_belong_together_is_refused() -> None:
     """Another shape, another kind of collective, a skipped number or an unknown way to combine."""
     coordinator = registered(3)
     coordinator.arrive(reduction(0, [1, 2]), "c0")
-    assert isinstance(error_of(coordinator.arrive(reduction(1, [1]), "c1")), ShapeError)
-    assert isinstance(error_of(coordinator.arrive(reduction(1, [1, 2], "max"), "c1")), ShapeError)
-    assert isinstance(error_of(coordinator.arrive(barrier(1), "c1")), ProtocolError)
-    assert isinstance(error_of(coordinator.arrive(barrier(1, 2), "c1")), Gap)
-    assert isinstance(error_of(coordinator.arrive(reduction(1, [1, 2], "mean"), "c")), UsageError)
+    assert isinstance(error_of(coordinator.arrive(reduction(1, [1]), "c1")), errors.ShapeError)
+    assert isinstance(
+        error_of(coordinator.arrive(reduction(1, [1, 2], "max"), "c1")), errors.ShapeError
+    )
+    assert isinstance(error_of(coordinator.arrive(barrier(1), "c1")), errors.ProtocolError)
+    assert isinstance(error_of(coordinator.arrive(barrier(1, 2), "c1")), errors.Gap)
+    assert isinstance(
+        error_of(coordinator.arrive(reduction(1, [1, 2], "mean"), "c")), errors.UsageError
+    )
     coordinator.arrive(reduction(1, [1, 2]), "c1")
     assert len(coordinator.arrive(reduction(2, [1, 2]), "c2")) == 3
 
@@ -105,11 +99,13 @@ def test_only_the_present_incarnation_may_come() -> None:
     coordinator.arrive(barrier(0), "old")
     coordinator.register(0, 999, 2, "new process")
     old, new = settled(coordinator)
-    assert isinstance(error_of([old]), Fenced)
+    assert isinstance(error_of([old]), errors.Fenced)
     assert isinstance(new, Registration)
     incarnation = new.incarnation
-    assert isinstance(error_of(coordinator.arrive(barrier(0), "c")), Fenced)
-    assert isinstance(error_of(coordinator.arrive(Arrival(0, incarnation + 1, 1), "c")), NotReady)
+    assert isinstance(error_of(coordinator.arrive(barrier(0), "c")), errors.Fenced)
+    assert isinstance(
+        error_of(coordinator.arrive(Arrival(0, incarnation + 1, 1), "c")), errors.NotReady
+    )
     assert coordinator.arrive(barrier(1), "c1") == []
     assert len(coordinator.arrive(Arrival(0, incarnation, 1), "new")) == 2
 
@@ -119,7 +115,7 @@ def test_an_expired_wait_names_the_missing() -> None:
     coordinator = registered(3)
     coordinator.arrive(barrier(1), "c1")
     error = error_of(coordinator.expire("c1"))
-    assert isinstance(error, DeadlineExceeded)
+    assert isinstance(error, errors.DeadlineExceeded)
     assert "waits for worker 0, worker 2" in str(error)
     assert coordinator.expire("c1") == []
     coordinator.arrive(barrier(0), "c0")
@@ -135,7 +131,7 @@ def test_an_incarnation_that_is_over_hears_so() -> None:
     incarnation = register(coordinator, 0, 7, 1)
     coordinator.take_heartbeat(Heartbeat(0, incarnation=incarnation), 1.0)
     register(coordinator, 0, 8, 1)
-    with pytest.raises(Fenced):
+    with pytest.raises(errors.Fenced):
         coordinator.take_heartbeat(Heartbeat(0, incarnation=incarnation), 2.0)
 
 
@@ -181,7 +177,7 @@ def test_a_late_request_begins_no_plan() -> None:
         report = ViewReport("sync", 4, {0: 1}, {0: 4}) if mode == "async" else ViewReport("async")
         arrived = coordinator.arrive(switch(number, mode, change=number), "c")
         assert len([*arrived, *settled(coordinator, report)]) == 1
-    with pytest.raises(Gap, match="round 1 was asked for before the fleet changed modes"):
+    with pytest.raises(errors.Gap, match="round 1 was asked for before the fleet changed modes"):
         coordinator.assign_data(0, 1, asked)
     plan = coordinator.assign_data(0, 1, dataclasses.replace(asked, round=9))
     assert isinstance(plan, RoundPlan)

@@ -23,12 +23,13 @@ from psfleet.core.net.v1.frame_pb2 import (
 
 def push(incarnation: int, sequence: int, *segments: Segment, payload: bytes) -> Frame:
     """A push of worker 0."""
-    return Frame(
-        payload=payload,
-        header=Header(
-            incarnation=incarnation, sequence=sequence, segments=segments, samples=4, loss=0.5
-        ),
-    )
+    said: dict[str, Any] = {
+        "incarnation": incarnation,
+        "sequence": sequence,
+        "samples": 4,
+        "loss": 0.5,
+    }
+    return Frame(payload=payload, header=Header(segments=segments, **said))
 
 
 def padded(*arrays: "np.ndarray[Any, Any]") -> bytes:
@@ -52,18 +53,12 @@ def test_a_stock_client_trains(peer: Any) -> None:
     )
     for _ in range(2):  # a repeat gets the same answer and no effect
         assert peer.shard.Push(pushed).header.outcome == OUTCOME_APPLIED
-    reply = peer.shard.Pull(
-        Frame(
-            payload=ids.tobytes(),
-            header=Header(
-                incarnation=incarnation,
-                segments=[
-                    Segment(table=rows, content=CONTENT_IDS, count=3),
-                    Segment(table=whole, content=CONTENT_WHOLE),
-                ],
-            ),
-        )
-    )
+    reads = [
+        Segment(table=rows, content=CONTENT_IDS, count=3),
+        Segment(table=whole, content=CONTENT_WHOLE),
+    ]
+    header = Header(incarnation=incarnation, segments=reads)
+    reply = peer.shard.Pull(Frame(payload=ids.tobytes(), header=header))
     assert [(s.table, s.content, s.count) for s in reply.header.segments] == [
         (rows, CONTENT_ROWS, 3),
         (whole, CONTENT_VALUES, 5),

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -14,6 +13,7 @@ from psfleet.core.net.connections.connection_limits import GRACE
 from psfleet.core.net.connections.error_statuses import error_of
 from psfleet_server.rpc import replies
 from psfleet_server.rpc.replies import Deadlines, DeferredReply, immediate, parkable
+from tests.pools import grpcio_server
 
 WAITERS = 200
 POOL = 4
@@ -74,23 +74,12 @@ def station() -> Station:
 @pytest.fixture
 def channel(station: Station) -> Iterator[grpc.Channel]:
     """A channel to a server with POOL threads."""
-    pool = ThreadPoolExecutor(POOL)
-    server = grpc.server(pool)
-    server.add_generic_rpc_handlers(
-        (
-            grpc.method_handlers_generic_handler(
-                "test", {"Wait": parkable(station.wait), "Echo": immediate(lambda request: request)}
-            ),
-        )
-    )
-    port = server.add_insecure_port("127.0.0.1:0")
-    station.deadlines.start()
-    server.start()
-    with open_channel(f"127.0.0.1:{port}", Access(insecure=True)) as channel:
-        yield channel
-    server.stop(None).wait()
+    methods = {"Wait": parkable(station.wait), "Echo": immediate(lambda request: request)}
+    with grpcio_server("test", methods, threads=POOL) as endpoint:
+        station.deadlines.start()
+        with open_channel(endpoint, Access(insecure=True)) as channel:
+            yield channel
     station.deadlines.stop()
-    pool.shutdown()
 
 
 def call(channel: grpc.Channel, method: str) -> "grpc.UnaryUnaryMultiCallable[bytes, bytes]":

@@ -1,5 +1,6 @@
 """The program psfleet-server from the outside."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from psfleet.core.base.job_files import read_ready
+from tests.programs import PYTHONPATH
 from tests.refusals import cases
 from tests.waiting import until
 
 ENV = {
     **{k: v for k, v in os.environ.items() if not k.startswith(("PSFLEET_", "PADDLE_"))},
-    "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+    "PYTHONPATH": PYTHONPATH,
 }
 
 
@@ -32,6 +34,24 @@ def start(*arguments: str, **variables: str) -> "subprocess.Popen[str]":
     )
 
 
+@contextlib.contextmanager
+def running(folder: Path, *arguments: str, **variables: str) -> Iterator["subprocess.Popen[str]"]:
+    """A server with its socket in a folder, once it has said that it is ready."""
+    with start(*arguments, **variables) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line == f"server 0 of 1 ready at unix:{folder}/s (process {process.pid})\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def one(folder: Path) -> list[str]:
+    """Arguments of the only server of one worker."""
+    return ["--index", "0", "--servers", f"unix:{folder}/s", "--workers", "1"]
+
+
 def refused(*arguments: str, **variables: str) -> str:
     """The one line on stderr of a server that does not start, which ends with code 2."""
     with start(*arguments, **variables) as process:
@@ -44,52 +64,39 @@ def refused(*arguments: str, **variables: str) -> str:
 
 
 @pytest.fixture
-def ready(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", Path]]:
-    """A running server and its folder."""
-    one = ("--index", "0", "--servers", f"unix:{tmp_path}/s", "--workers", "1")
-    with start(*one, "--ready-file", f"{tmp_path}/ready") as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line == (f"server 0 of 1 ready at unix:{tmp_path}/s (process {process.pid})\n")
-            yield process, tmp_path
-        finally:
-            process.kill()
+def ready(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A running server."""
+    with running(tmp_path, *one(tmp_path), "--ready-file", f"{tmp_path}/ready") as process:
+        yield process
 
 
-def test_a_ready_server_says_where(ready: tuple["subprocess.Popen[str]", Path]) -> None:
+def test_a_ready_server_says_where(ready: "subprocess.Popen[str]", tmp_path: Path) -> None:
     """The ready file holds endpoint and process id; the socket is for its owner only."""
-    process, folder = ready
-    until((folder / "ready").exists, "ready file")
-    assert read_ready(folder / "ready") == (f"unix:{folder}/s", process.pid)
-    assert stat.S_IMODE((folder / "s").stat().st_mode) == 0o600
+    until((tmp_path / "ready").exists, "ready file")
+    assert read_ready(tmp_path / "ready") == (f"unix:{tmp_path}/s", ready.pid)
+    assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
 
 
-def test_a_signal_ends_it_in_order(ready: tuple["subprocess.Popen[str]", Path]) -> None:
+def test_a_signal_ends_it_in_order(ready: "subprocess.Popen[str]", tmp_path: Path) -> None:
     """SIGINT, as SIGTERM does below: exit code 0, no message, no socket left."""
-    process, folder = ready
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
-    assert not (folder / "s").exists()
+    ready.send_signal(signal.SIGINT)
+    _, err = ready.communicate(timeout=60)
+    assert (ready.returncode, err) == (0, "")
+    assert not (tmp_path / "s").exists()
 
 
-def test_a_socket_in_use_is_refused(ready: tuple["subprocess.Popen[str]", Path]) -> None:
+def test_a_socket_in_use_is_refused(ready: "subprocess.Popen[str]", tmp_path: Path) -> None:
     """A second server on the same socket ends with one sentence, and the first goes on."""
-    process, folder = ready
-    err = refused("--index", "0", "--servers", f"unix:{folder}/s", "--workers", "1")
-    assert "another server listens there" in err
-    assert process.poll() is None
-    assert (folder / "s").exists()
+    assert "another server listens there" in refused(*one(tmp_path))
+    assert ready.poll() is None
+    assert (tmp_path / "s").exists()
 
 
 def test_the_socket_of_a_dead_server_is_taken_over(tmp_path: Path) -> None:
     """A socket file that nobody listens on does not keep a server from starting."""
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(f"{tmp_path}/s")
-    with start("--index", "0", "--servers", f"unix:{tmp_path}/s", "--workers", "1") as process:
-        assert process.stdout is not None
-        assert "ready" in process.stdout.readline()
+    with running(tmp_path, *one(tmp_path)) as process:
         process.terminate()
         assert process.wait(60) == 0
 
@@ -135,11 +142,6 @@ def test_the_environment_says_the_same(tmp_path: Path) -> None:
         "PADDLE_TRAINERS_NUM": "1",
         "PSFLEET_RANK": "0",
     }
-    with start(**own) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline().startswith(f"server 0 of 1 ready at unix:{tmp_path}/s")
-            process.terminate()
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
+    with running(tmp_path, **own) as process:
+        process.terminate()
+        assert process.wait(60) == 0

@@ -36,6 +36,14 @@ def broken(*arguments: object, **named: object) -> None:
 
 
 @contextlib.contextmanager
+def breaking(owner: object, name: str) -> Iterator[None]:
+    """Within, a function of servers raises the error."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, broken)
+        yield
+
+
+@contextlib.contextmanager
 def at_once() -> Iterator[None]:
     """The block raises the server's sentence long before any deadline: the shortest has ten seconds."""
     began = time.monotonic()
@@ -76,75 +84,64 @@ def test_a_push(
         runtime.create(SPEC)
         for _ in range(4):  # the server learns the layout of the call
             step(runtime, count)
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, broken)
-            with at_once():
-                step(runtime, count)
+        with breaking(owner, name), at_once():
+            step(runtime, count)
         with contextlib.suppress(PsfleetError):
             runtime.close()
     assert re.search(r"Traceback(.|\n)*MemoryError: no bytes", capsys.readouterr().err)
 
 
-def test_all_pulls_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_round(worker: Runtime, *more: Gradient) -> None:
+    """A push, and the pull that commits it."""
+    worker.push([*more, Gradient(SPEC.key, np.ones((2, 4), np.float32), np.arange(2), 0.1)])
+    worker.pull([Read(SPEC.key, np.arange(2))])
+
+
+def test_all_pulls_of_a_round() -> None:
     """The call of one worker answers those of others: all of them get an end."""
-    runtimes: dict[int, Runtime] = {}
+
+    def train(worker: Runtime) -> None:
+        with at_once():
+            in_round(worker)
+
     with LocalFleet(servers=1, workers=3, in_process=True) as fleet:
-
-        def begin(worker: int) -> None:
-            runtimes[worker] = fleet.connect(worker, "sync")
-            runtimes[worker].create(SPEC)
-
-        def train(worker: int) -> None:
-            runtime = runtimes[worker]
-            runtime.push([Gradient(SPEC.key, np.ones((2, 4), np.float32), np.arange(2), 0.1)])
-            with at_once():
-                runtime.pull([Read(SPEC.key, np.arange(2))])
-
-        in_threads([partial(begin, worker) for worker in range(3)])
-        with monkeypatch.context() as patch:
-            patch.setattr(ShardTables, "read_into", broken)
-            in_threads([partial(train, worker) for worker in range(3)])
-        for runtime in runtimes.values():
+        workers = [fleet.connect(worker, "sync") for worker in range(3)]
+        for worker in workers:
+            worker.create(SPEC)
+        with breaking(ShardTables, "read_into"):
+            in_threads([partial(train, worker) for worker in workers])
+        for worker in workers:
             with contextlib.suppress(PsfleetError):
-                runtime.close()
+                worker.close()
 
 
-def test_half_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_a_round() -> None:
     """An error in the middle of a change ends all waits, and nobody gets what is not whole."""
     half = (
         r"the tables of server 0 have half of a change, which was stopped by MemoryError: no bytes"
     )
-    runtimes: dict[int, Runtime] = {}
     other = TableSpec("other", "dense", (3,), SGD())
     said = []
+
+    def train(worker: Runtime) -> None:
+        began = time.monotonic()
+        with pytest.raises(PsfleetError) as raised:
+            in_round(worker, Gradient(other.key, np.ones(3, np.float32), None, 0.1))
+        said.append(str(raised.value))
+        with pytest.raises(PsfleetError, match=f"{half}|{FAILED}"):
+            worker.pull([Read(SPEC.key, np.arange(2))])
+        assert time.monotonic() - began < 10
+
     with LocalFleet(servers=1, workers=3, in_process=True) as fleet:
-
-        def begin(worker: int) -> None:
-            runtimes[worker] = fleet.connect(worker, "sync")
-            runtimes[worker].create(other, np.zeros(3, np.float32))
-            runtimes[worker].create(SPEC)
-
-        def train(worker: int) -> None:
-            runtime, began = runtimes[worker], time.monotonic()
-            gradients = [
-                Gradient(other.key, np.ones(3, np.float32), None, 0.1),
-                Gradient(SPEC.key, np.ones((2, 4), np.float32), np.arange(2), 0.1),
-            ]
-            runtime.push(gradients)
-            with pytest.raises(PsfleetError) as raised:
-                runtime.pull([Read(SPEC.key, np.arange(2))])
-            said.append(str(raised.value))
+        workers = [fleet.connect(worker, "sync") for worker in range(3)]
+        for worker in workers:
+            worker.create(other, np.zeros(3, np.float32))
+            worker.create(SPEC)
+        with breaking(SparseTable, "push_mean"):
+            in_threads([partial(train, worker) for worker in workers])
+        for worker in workers:
             with pytest.raises(PsfleetError, match=f"{half}|{FAILED}"):
-                runtime.pull([Read(SPEC.key, np.arange(2))])
-            assert time.monotonic() - began < 10
-
-        in_threads([partial(begin, worker) for worker in range(3)])
-        with monkeypatch.context() as patch:
-            patch.setattr(SparseTable, "push_mean", broken)
-            in_threads([partial(train, worker) for worker in range(3)])
-        for runtime in runtimes.values():
-            with pytest.raises(PsfleetError, match=f"{half}|{FAILED}"):
-                runtime.close()
+                worker.close()
     assert sum(bool(re.fullmatch(FAILED, one)) for one in said) == 1
     assert sum(bool(re.match(half, one)) for one in said) == 2
 
@@ -153,23 +150,18 @@ def test_half_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     ("owner", "name"),
     [(Coordinator, "arrive"), (ShardHost, "meet"), (coordinator_replies, "_collective_reply")],
 )
-def test_a_barrier(owner: object, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_barrier(owner: object, name: str) -> None:
     """Over gRPC, for the caller and for all who wait."""
-    runtimes: dict[int, Runtime] = {}
+
+    def meet(worker: Runtime) -> None:
+        with at_once():
+            worker.barrier()
+
     with LocalFleet(servers=1, workers=2, in_process=True) as fleet:
-
-        def begin(worker: int) -> None:
-            runtimes[worker] = fleet.connect(worker, "async")
-
-        def meet(worker: int) -> None:
-            with at_once():
-                runtimes[worker].barrier()
-
-        in_threads([partial(begin, worker) for worker in range(2)])
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, broken)
-            in_threads([partial(meet, worker) for worker in range(2)])
-        in_threads([runtimes[worker].close for worker in range(2)])
+        workers = [fleet.connect(worker, "async") for worker in range(2)]
+        with breaking(owner, name):
+            in_threads([partial(meet, worker) for worker in workers])
+        in_threads([worker.close for worker in workers])
 
 
 def test_a_follower(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a stream waits for, in which order."""
+"""What a stream waits for, in which order, and what a later incarnation of a worker passes over."""
 
 from typing import Any
 
@@ -7,18 +7,22 @@ import pytest
 from psfleet.core.base.errors import ServerUnavailable
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import find_mode
-from psfleet.core.engine.shard.events import MarkCut
+from psfleet.core.engine.shard.events import Leave, MarkCut
 from psfleet_worker.session.instructions import (
     AwaitMarking,
     AwaitPushes,
     AwaitReads,
+    CollectiveResult,
     CutStream,
     Instruction,
+    JoinCollective,
     LayOutPush,
     Program,
     ReportState,
+    SeatGranted,
     SendPull,
     SendPush,
+    ServerJoined,
 )
 from psfleet_worker.session.worker_session import WINDOW, Session, Stream
 
@@ -37,19 +41,26 @@ def stream_in(mode: Mode) -> tuple[Session, Stream]:
     return session, stream
 
 
-def wanted(program: Program[Any]) -> list[Instruction]:
-    """All that a program asks for."""
+def asked(program: Program[Any], *replies: object) -> list[Instruction]:
+    """All that a program asks for; with these replies, or else with usual ones."""
     instructions: list[Instruction] = []
-    outcome: Any = None
+    reply: Any = None
+    given = iter(replies)
     while True:
         try:
-            instructions.append(program.send(outcome))
+            instructions.append(program.send(reply))
         except StopIteration:
             return instructions
-        marks = isinstance(instructions[-1], AwaitMarking)
-        outcome = Reply() if isinstance(instructions[-1], SendPull) else (True, 0) if marks else 0
-        if isinstance(instructions[-1], LayOutPush):
-            outcome = (True, True)
+        match instructions[-1]:
+            case AwaitMarking():
+                usual: Any = (True, 0)
+            case SendPull():
+                usual = Reply()
+            case LayOutPush():
+                usual = (True, True)
+            case _:
+                usual = None if replies else 0
+        reply = next(given, usual)
 
 
 def sent(number: int, cut: tuple[int, int], lingers: bool, behind: bool) -> SendPush:
@@ -66,16 +77,16 @@ def test_where_one_server_holds_all_a_push_waits_for_the_pull_that_commits_it() 
     assert push.send((True,)) == SendPush(1, (0, 0), True, True, False, (0,), (1,))
     with pytest.raises(StopIteration):
         push.send(None)
-    assert wanted(stream.pull()) == [AwaitPushes(), SendPull(commit=1), AwaitPushes()]
+    assert asked(stream.pull()) == [AwaitPushes(), SendPull(commit=1), AwaitPushes()]
 
 
 def test_one_push_may_overtake_what_is_read_ahead() -> None:
     """Async: a second one waits for the answers."""
     _, stream = stream_in("async")
-    assert wanted(stream.pull_ahead()) == [SendPull(ahead=True)]
-    assert wanted(stream.push())[-1] == sent(1, (0, 0), True, True)
-    assert wanted(stream.push())[0] == AwaitReads(joined=True)
-    assert wanted(stream.push())[0] == AwaitPushes(WINDOW - 1)
+    assert asked(stream.pull_ahead()) == [SendPull(ahead=True)]
+    assert asked(stream.push())[-1] == sent(1, (0, 0), True, True)
+    assert asked(stream.push())[0] == AwaitReads(joined=True)
+    assert asked(stream.push())[0] == AwaitPushes(WINDOW - 1)
 
 
 def test_a_push_that_does_not_fit_gets_no_number() -> None:
@@ -86,7 +97,7 @@ def test_a_push_that_does_not_fit_gets_no_number() -> None:
     with pytest.raises(ServerUnavailable):
         program.throw(ServerUnavailable("no"))
     assert (session.sequence, session.clock) == (0, 0)
-    assert wanted(stream.push())[-1] == sent(1, (0, 0), True, False)
+    assert asked(stream.push())[-1] == sent(1, (0, 0), True, False)
 
 
 def test_pushes_carry_the_cut_that_was_made_before_them() -> None:
@@ -97,10 +108,24 @@ def test_pushes_carry_the_cut_that_was_made_before_them() -> None:
     push.send((True, True))  # it has its number, and is being sent
     assert stream.hears(5)
     assert not stream.hears(5)
-    assert wanted(stream.mark(5)) == [
+    assert asked(stream.mark(5)) == [
         AwaitMarking(5),
         CutStream(MarkCut(5, 0, 0, 1), (1, 1)),
         ReportState(5, 1),
     ]
     push.close()
-    assert wanted(stream.push())[-1] == sent(1, (5, 1), True, False)
+    assert asked(stream.push())[-1] == sent(1, (5, 1), True, False)
+
+
+def test_what_was_over_is_passed_over() -> None:
+    """A script comes to two collectives once more, of which the first has changed the mode. The mode stays,
+    and nobody is told that the worker rests, until it comes to the third, which is not over."""
+    sync, released = find_mode("sync"), CollectiveResult()
+    session = Session(0, find_mode("async"))
+    seat = SeatGranted(2, 5, 1, completed=2, switches=1, mode=sync, last=4)
+    asked(session.start(), seat, [ServerJoined(4, 0, sync, 1)])
+    assert asked(session.meet("switch"), released) == [JoinCollective(1, "switch", None, 1)]
+    assert asked(session.change_mode(sync, 4)) == []
+    assert asked(session.meet(), released) == [JoinCollective(2, "", None, 2)]
+    third = [Leave(0, 2, 4, rest=3), JoinCollective(3, "", None, 2)]
+    assert asked(session.meet(), None, released) == third

@@ -12,18 +12,7 @@ from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.rules import SGD, Adam
 from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
-from psfleet.core.engine.shard.events import (
-    Instruction,
-    Join,
-    PartState,
-    Pull,
-    Push,
-    Record,
-    RestorePart,
-    SendError,
-    SendOutcome,
-    WriteState,
-)
+from psfleet.core.engine.shard import events
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.row_data import RowData, TableClock, row_columns
 from psfleet.core.engine.tables.sparse import SparseTable
@@ -41,21 +30,21 @@ def make(mode: Mode, workers: int = 1) -> Shard:
         shard.create(spec, np.zeros(0, np.float32))
     shard.tables[ROWS.key] = SparseTable(ROWS, max_rows=4)
     for worker in range(workers):
-        shard.handle(Join(worker, 1, find_mode(mode)), "join")
+        shard.handle(events.Join(worker, 1, find_mode(mode)), "join")
     return shard
 
 
-def push(sequence: int, ids: list[int], worker: int = 0) -> Push:
+def push(sequence: int, ids: list[int], worker: int = 0) -> events.Push:
     values = np.ones((len(ids), 2), np.float32)
     gradients = tuple(
         Gradient(spec.key, values, np.array(ids, np.int64), 0.1) for spec in (OTHER, ROWS)
     )
-    return Push(worker, 1, sequence, gradients)
+    return events.Push(worker, 1, sequence, gradients)
 
 
-def refused(instructions: list[Instruction]) -> bool:
+def refused(instructions: list[events.Instruction]) -> bool:
     first = instructions[0]
-    return isinstance(first, SendError) and isinstance(first.error, UsageError)
+    return isinstance(first, events.SendError) and isinstance(first.error, UsageError)
 
 
 def sizes(shard: Shard) -> list[tuple[int, int]]:
@@ -65,25 +54,25 @@ def sizes(shard: Shard) -> list[tuple[int, int]]:
 
 def test_async_push_is_refused_whole() -> None:
     """No table of the push changes, nothing is recorded, and its number is free for the next push."""
-    shard, records = make("async"), list[Record]()
+    shard, records = make("async"), list[events.Record]()
     shard.handle(push(1, [1, 2, 3]), "a")
     shard.journal = records.append
     assert refused(shard.handle(push(2, [3, 4, 5]), "b"))
     assert (sizes(shard), shard.workers.sequences, records) == ([(3, 1), (3, 1)], {0: 1}, [])
-    assert shard.handle(push(2, [3, 4]), "c") == [SendOutcome("c", "applied")]
-    assert shard.handle(push(2, [3, 4]), "d") == [SendOutcome("d", "applied")]
+    assert shard.handle(push(2, [3, 4]), "c") == [events.SendOutcome("c", "applied")]
+    assert shard.handle(push(2, [3, 4]), "d") == [events.SendOutcome("d", "applied")]
     assert sizes(shard) == [(4, 2), (4, 2)]
 
 
 def test_sync_push_is_refused_when_it_would_be_held() -> None:
     """Rows of pushes that are held already count, each id once; the round can still close."""
     shard = make("sync", workers=2)
-    assert shard.handle(push(1, [1, 2, 3]), "a") == [SendOutcome("a", "held")]
+    assert shard.handle(push(1, [1, 2, 3]), "a") == [events.SendOutcome("a", "held")]
     assert refused(shard.handle(push(1, [3, 4, 5], worker=1), "b"))
     assert list(shard.rounds.held) == [0]
-    assert shard.handle(push(1, [2, 3, 4], worker=1), "c") == [SendOutcome("c", "held")]
+    assert shard.handle(push(1, [2, 3, 4], worker=1), "c") == [events.SendOutcome("c", "held")]
     for worker in range(2):
-        shard.handle(Pull(worker, 1, (), commit=1), f"pull {worker}")
+        shard.handle(events.Pull(worker, 1, (), commit=1), f"pull {worker}")
     assert (sizes(shard), shard.rounds.closed) == ([(4, 1), (4, 1)], 1)
 
 
@@ -93,16 +82,16 @@ def test_write_is_refused_whole(mode: Mode) -> None:
     shard = make(mode)
     shard.handle(push(1, [1, 2]), "a")
     parts = [
-        PartState(ROWS.key, 7, np.zeros((2, 6), np.float32), np.array(ids))
+        events.PartState(ROWS.key, 7, np.zeros((2, 6), np.float32), np.array(ids))
         for ids in ([3, 4], [5, 6])
     ]
     before = sizes(shard)
-    assert refused(shard.handle(WriteState(tuple(parts), 0, 1, 1), "b"))
+    assert refused(shard.handle(events.WriteState(tuple(parts), 0, 1, 1), "b"))
     assert (sizes(shard), shard.workers.writes) == (before, {0: 0})
-    assert shard.handle(WriteState((parts[0],), 0, 1, 1), "c") == [SendOutcome("c")]
+    assert shard.handle(events.WriteState((parts[0],), 0, 1, 1), "c") == [events.SendOutcome("c")]
 
 
-def part(ids: list[int]) -> RestorePart:
+def part(ids: list[int]) -> events.RestorePart:
     """Rows of a snapshot."""
     rows = RowData(
         np.array(ids, np.int64),
@@ -110,19 +99,19 @@ def part(ids: list[int]) -> RestorePart:
         np.zeros(len(ids), np.int64),
         np.zeros((len(ids), 0), np.float32),
     )
-    return RestorePart(ROWS.key, TableClock(3), row_columns(rows))
+    return events.RestorePart(ROWS.key, TableClock(3), row_columns(rows))
 
 
 def test_a_snapshot_leaves_the_room_of_held_pushes() -> None:
     """Rows that a load would put where those of a held push belong are refused; the round can still close."""
     shard = make("sync", workers=2)
-    assert shard.handle(push(1, [1, 2, 3]), "a") == [SendOutcome("a", "held")]
+    assert shard.handle(push(1, [1, 2, 3]), "a") == [events.SendOutcome("a", "held")]
     assert refused(shard.handle(part([8, 9]), "load"))
-    assert shard.handle(part([9]), "load") == [SendOutcome("load")]
-    shard.handle(Push(1, 1, 1, ()), "b")
+    assert shard.handle(part([9]), "load") == [events.SendOutcome("load")]
+    shard.handle(events.Push(1, 1, 1, ()), "b")
     for worker in range(2):
-        out = shard.handle(Pull(worker, 1, (), commit=1), f"pull {worker}")
-        assert not any(isinstance(instruction, SendError) for instruction in out)
+        out = shard.handle(events.Pull(worker, 1, (), commit=1), f"pull {worker}")
+        assert not any(isinstance(instruction, events.SendError) for instruction in out)
     assert (sizes(shard), shard.rounds.closed) == ([(3, 1), (4, 4)], 1)
 
 
@@ -135,7 +124,7 @@ def test_a_new_table_leaves_the_memory_of_held_pushes() -> None:
     budget.limit = budget.charged() + (64 << 20)
     ids = np.arange(4096)
     held = Gradient(big.key, np.ones((4096, 1024), np.float32), ids, 0.1)  # 16 MiB, and 16 of rows
-    assert shard.handle(Push(0, 1, 1, (held,)), "a") == [SendOutcome("a", "held")]
+    assert shard.handle(events.Push(0, 1, 1, (held,)), "a") == [events.SendOutcome("a", "held")]
     charged = budget.charged()
     dense = TableSpec("dense", "dense", (10 << 20,), SGD())  # 40 MiB
     with pytest.raises(
@@ -143,9 +132,9 @@ def test_a_new_table_leaves_the_memory_of_held_pushes() -> None:
     ):
         shard.create(dense, np.zeros(10 << 20, np.float32))
     assert budget.charged() == charged
-    shard.handle(Push(1, 1, 1, ()), "b")
+    shard.handle(events.Push(1, 1, 1, ()), "b")
     for worker in range(2):
-        shard.handle(Pull(worker, 1, (), commit=1), f"pull {worker}")
+        shard.handle(events.Pull(worker, 1, (), commit=1), f"pull {worker}")
     assert budget.used <= 1
     assert shard.create(
         TableSpec("more", "dense", (4 << 20,), SGD()), np.zeros(4 << 20, np.float32)
@@ -155,7 +144,7 @@ def test_a_new_table_leaves_the_memory_of_held_pushes() -> None:
 def test_a_table_without_a_record_takes_no_memory() -> None:
     """If the log has no room for the record of a new table, its memory is free again."""
 
-    def full(record: Record) -> None:
+    def full(record: events.Record) -> None:
         raise NoRoom("the disk is full")
 
     shard = make("async")
@@ -189,16 +178,16 @@ def test_columns_that_do_not_fit_change_nothing(
     spec: TableSpec, change: dict[str, NDArray[Any] | None]
 ) -> None:
     """No record of them is in the log, where it would keep the server from starting again."""
-    shard, records = make("async"), list[Record]()
+    shard, records = make("async"), list[events.Record]()
     shard.create(DENSE, np.zeros(4, np.float32))
     shard.handle(push(1, [1, 2]), "a")
     columns = dict.fromkeys(DENSE.slot_names, np.ones(4, np.float32))
     columns = {**part([3, 4]).columns} if spec is ROWS else columns
     changed = {name: column for name, column in (columns | change).items() if column is not None}
     before, shard.journal = sizes(shard), records.append
-    assert refused(shard.handle(RestorePart(spec.key, TableClock(9), changed), "load"))
+    assert refused(shard.handle(events.RestorePart(spec.key, TableClock(9), changed), "load"))
     assert (sizes(shard), records) == (before, [])
     assert shard.tables[DENSE.key].step == 0
-    assert shard.handle(RestorePart(spec.key, TableClock(9), columns), "load") == [
-        SendOutcome("load")
+    assert shard.handle(events.RestorePart(spec.key, TableClock(9), columns), "load") == [
+        events.SendOutcome("load")
     ]

@@ -9,31 +9,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from psfleet.core.base.errors import (
-    DeadlineExceeded,
-    Fenced,
-    Gap,
-    NotReady,
-    ProtocolError,
-    ShapeError,
-)
+from psfleet.core.base.errors import DeadlineExceeded, Gap, ProtocolError, ShapeError
 from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.rules.adam import Adam
 from psfleet.core.engine.rules.momentum import SGD
 from psfleet.core.engine.runtime_interface import Gradient, Read
 from psfleet.core.engine.schema.table import TableSpec
-from psfleet.core.engine.shard.events import (
-    Expire,
-    Instruction,
-    Join,
-    Leave,
-    Pull,
-    Push,
-    SendError,
-    SendOutcome,
-    SendReport,
-    SendValues,
-)
+from psfleet.core.engine.shard import events
 from psfleet.core.engine.shard.membership_view import (
     Incarnation,
     InstallView,
@@ -63,24 +45,24 @@ def make(shards: list[Shard], workers: int, mode: str = "sync") -> Shard:
     shard.create(DENSE, np.zeros(3, np.float32))
     shard.create(SPARSE, np.zeros(0, np.float32))
     for worker in range(workers):
-        shard.handle(Join(worker, 1, find_mode(mode)), "join")
+        shard.handle(events.Join(worker, 1, find_mode(mode)), "join")
     return shard
 
 
-def dense_push(worker: int, sequence: int, value: float, incarnation: int = 1) -> Push:
+def dense_push(worker: int, sequence: int, value: float) -> events.Push:
     gradient = Gradient(DENSE.key, np.full(3, value, np.float32), None, 1.0)
-    return Push(worker, incarnation, sequence, (gradient,))
+    return events.Push(worker, 1, sequence, (gradient,))
 
 
 def weights(shard: Shard) -> list[float]:
     return [float(x) for x in shard.tables.read([Read(DENSE.key)])[0]]
 
 
-def outcome(instructions: list[Instruction]) -> object:
+def outcome(instructions: list[events.Instruction]) -> object:
     first = instructions[0]
     return (
         type(first.error)
-        if isinstance(first, SendError)
+        if isinstance(first, events.SendError)
         else getattr(first, "outcome", type(first))
     )
 
@@ -96,16 +78,6 @@ def test_skipped_push_is_a_gap(shards: list[Shard], mode: str) -> None:
     assert weights(shard) == [0, 0, 0]
 
 
-def test_earlier_incarnation_is_fenced(shards: list[Shard]) -> None:
-    """After a new incarnation has joined, the old one can neither push nor pull; an unknown one must join."""
-    shard = make(shards, 1, "async")
-    shard.handle(Join(0, 2, find_mode("async")), "join")
-    assert outcome(shard.handle(dense_push(0, 1, 1.0, incarnation=1), "a")) is Fenced
-    assert outcome(shard.handle(Pull(0, 1, ()), "p")) is Fenced
-    assert outcome(shard.handle(dense_push(0, 1, 1.0, incarnation=3), "a")) is NotReady
-    assert outcome(shard.handle(dense_push(0, 1, 1.0, incarnation=2), "a")) == "applied"
-
-
 def test_waiting_pull_expires_by_name(shards: list[Shard]) -> None:
     """A pull whose round does not close says whom it waits for; the round may still close later.
 
@@ -113,14 +85,14 @@ def test_waiting_pull_expires_by_name(shards: list[Shard]) -> None:
     """
     shard = make(shards, 2)
     shard.handle(dense_push(0, 1, 1.0), "a")
-    shard.handle(Pull(0, 1, (), commit=1), "p")
-    [refused] = shard.handle(Expire(), "p")
-    assert isinstance(refused, SendError)
+    shard.handle(events.Pull(0, 1, (), commit=1), "p")
+    [refused] = shard.handle(events.Expire(), "p")
+    assert isinstance(refused, events.SendError)
     assert isinstance(refused.error, DeadlineExceeded)
     assert "worker 1" in str(refused.error)
     shard.handle(dense_push(1, 1, 1.0), "b")
-    served = shard.handle(Pull(1, 1, (), commit=1), "q")
-    assert [s.call for s in served if isinstance(s, SendValues)] == ["q"]
+    served = shard.handle(events.Pull(1, 1, (), commit=1), "q")
+    assert [s.call for s in served if isinstance(s, events.SendValues)] == ["q"]
 
 
 def test_rest_lets_others_go_on_until_all_meet(shards: list[Shard]) -> None:
@@ -129,14 +101,16 @@ def test_rest_lets_others_go_on_until_all_meet(shards: list[Shard]) -> None:
     `return number > self.rests.get(worker, 0)`.
     """
     shard = make(shards, 2)
-    assert shard.handle(Leave(1, 1, 0, rest=1), "r1")[0] == SendOutcome("r1", number=2)
+    assert shard.handle(events.Leave(1, 1, 0, rest=1), "r1")[0] == events.SendOutcome(
+        "r1", number=2
+    )
     shard.handle(dense_push(0, 1, 1.0), "a")
-    assert shard.handle(Pull(0, 1, (), commit=1), "p") == [SendValues("p", ())]
-    shard.handle(Leave(0, 1, 1, rest=1), "r0")
-    shard.handle(Leave(1, 1, 0, rest=1), "repeated")
+    assert shard.handle(events.Pull(0, 1, (), commit=1), "p") == [events.SendValues("p", ())]
+    shard.handle(events.Leave(0, 1, 1, rest=1), "r0")
+    shard.handle(events.Leave(1, 1, 0, rest=1), "repeated")
     shard.handle(dense_push(0, 2, 1.0), "a")
-    assert shard.handle(Pull(0, 1, (), commit=2), "p") == []
-    assert shard.handle(Leave(1, 1, 0), "gone")[1:] == [SendValues("p", ())]
+    assert shard.handle(events.Pull(0, 1, (), commit=2), "p") == []
+    assert shard.handle(events.Leave(1, 1, 0), "gone")[1:] == [events.SendValues("p", ())]
     assert weights(shard) == [-2, -2, -2]
 
 
@@ -146,7 +120,7 @@ def test_commit_without_its_push_is_refused(shards: list[Shard]) -> None:
     `if number < self.first.get(worker, 1):`.
     """
     shard = make(shards, 1)
-    assert outcome(shard.handle(Pull(0, 1, (), commit=1), "p")) is ProtocolError
+    assert outcome(shard.handle(events.Pull(0, 1, (), commit=1), "p")) is ProtocolError
 
 
 def test_bad_gradient_changes_nothing(shards: list[Shard]) -> None:
@@ -154,9 +128,9 @@ def test_bad_gradient_changes_nothing(shards: list[Shard]) -> None:
     shard = make(shards, 1, "async")
     good = dense_push(0, 1, 1.0).gradients[0]
     bad = Gradient(SPARSE.key, np.zeros((2, 3), np.float32), np.arange(2), 0.1)
-    assert outcome(shard.handle(Push(0, 1, 1, (good, bad)), "a")) is ShapeError
+    assert outcome(shard.handle(events.Push(0, 1, 1, (good, bad)), "a")) is ShapeError
     assert weights(shard) == [0, 0, 0]
-    assert outcome(shard.handle(Push(0, 1, 1, (good,)), "a")) == "applied"
+    assert outcome(shard.handle(events.Push(0, 1, 1, (good,)), "a")) == "applied"
 
 
 def test_a_push_of_the_next_round_is_no_repeat_of_one_that_is_held(shards: list[Shard]) -> None:
@@ -174,7 +148,7 @@ def test_views_do_not_go_back(shards: list[Shard]) -> None:
     """
     shard = make(shards, 1)
     seats = {0: SeatView((Incarnation(1),))}
-    assert outcome(shard.handle(PrepareView(3), "freeze")) is SendReport
+    assert outcome(shard.handle(PrepareView(3), "freeze")) is events.SendReport
     assert outcome(shard.handle(PrepareView(2), "late")) is ProtocolError
     assert outcome(shard.handle(InstallView(2, seats), "late")) is ProtocolError
     assert outcome(shard.handle(InstallView(3, seats), "install")) is None
@@ -196,7 +170,7 @@ def test_a_server_that_is_behind_closes_the_rounds_that_were_empty_elsewhere(
     installed = shard.handle(InstallView(1, incarnations, closed=3), "install")
     assert outcome(installed) is None
     assert shard.rounds.closed == 0  # the pushes of the first round are to be committed
-    shard.handle(Pull(0, 1, (), commit=1), "commit")
+    shard.handle(events.Pull(0, 1, (), commit=1), "commit")
     assert shard.rounds.closed == 3
     assert weights(shard) == [-1, -1, -1]
     assert outcome(shard.handle(dense_push(0, 4, 1.0), "push")) == "held"
@@ -209,6 +183,6 @@ def test_repeated_push_of_a_closed_round_is_held(shards: list[Shard]) -> None:
     """
     shard = make(shards, 1)
     shard.handle(dense_push(0, 1, 1.0), "a")
-    shard.handle(Pull(0, 1, (), commit=1), "p")
+    shard.handle(events.Pull(0, 1, (), commit=1), "p")
     assert outcome(shard.handle(dense_push(0, 1, 1.0), "again")) == "held"
     assert weights(shard) == [-1, -1, -1]

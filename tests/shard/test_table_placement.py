@@ -1,4 +1,4 @@
-"""Which servers hold a table."""
+"""Which servers hold a table, and which of its values or rows."""
 
 import dataclasses
 
@@ -16,6 +16,7 @@ from psfleet.core.engine.shard.table_placement import (
     owned_rows,
     placed,
     servers_of,
+    split_elements,
 )
 
 pytestmark = pytest.mark.quick
@@ -31,13 +32,17 @@ SPARSE = TableSpec("rows", "sparse", (2,), SGD())
     servers=st.integers(1, 9),
 )
 def test_a_group_holds_a_dense_table(size: int, group: int, first: int, servers: int) -> None:
-    """Its servers have every value once, in their order; the others have none."""
+    """Its servers have every value once, in their order, in whole blocks, none more than one block above
+    another; the others have none."""
     spec = dataclasses.replace(DENSE, shape=(size,), servers=group, first=first)
     ranges, holders = dense_ranges(spec, servers), servers_of(spec, servers)
     assert holders == [(first + place) % servers for place in range(min(group, servers))]
     ends = [end for server in holders for end in ranges[server]]
     assert ends == sorted(ends)
     assert sum(high - low for low, high in ranges) == size
+    assert all(low % BLOCK == 0 for low, high in ranges if low < high)
+    counts = [-((low - high) // BLOCK) for low, high in (ranges[server] for server in holders)]
+    assert max(counts) - min(counts) <= 1
     for server in set(range(servers)) - set(holders):
         assert ranges[server][0] == ranges[server][1]
 
@@ -52,34 +57,31 @@ def test_a_group_holds_a_sparse_table(group: int, first: int, servers: int) -> N
     assert set(np.flatnonzero(owned.any(1))) == set(servers_of(spec, servers))
 
 
+@given(places=st.sets(st.integers(0, 10 * BLOCK - 1)), servers=st.integers(1, 5))
+def test_elements_go_where_their_values_are(places: set[int], servers: int) -> None:
+    """Every position is dealt once, to the server whose range has it."""
+    ranges = dense_ranges(dataclasses.replace(DENSE, shape=(10 * BLOCK,)), servers)
+    positions = np.array(sorted(places), np.int64)
+    dealt = [positions[part] for part in split_elements(positions, ranges)]
+    assert sum(len(part) for part in dealt) == len(places)
+    for part, (low, high) in zip(dealt, ranges, strict=True):
+        assert ((low <= part) & (part < high)).all()
+
+
 def test_tables_fill_one_server_after_the_other() -> None:
     """A dense model is on as many servers as it fills; sparse groups follow each other."""
-    instances: list[TableSpec] = []
-    for number, (kind, size, servers) in enumerate(
-        [
-            ("dense", 64, None),
-            ("dense", SHARE - 64, None),
-            ("dense", 3 * SHARE, None),
-            ("dense", 7, None),
-            ("dense", 5, 2),
-            ("sparse", 2, 1),
-            ("sparse", 2, None),
-            ("sparse", 2, 3),
-            ("sparse", 2, 1),
-        ]
-    ):
-        spec = TableSpec(f"t{number}", "dense" if kind == "dense" else "sparse", (size,), SGD())
-        instances.append(placed(dataclasses.replace(spec, servers=servers), instances))
-    assert [(spec.servers, spec.first) for spec in instances] == [
-        (1, 0),
-        (1, 0),
-        (3, 1),
-        (1, 4),
-        (2, 4),
-        (1, 0),
-        (None, 0),
-        (3, 1),
-        (1, 4),
+    tables: list[TableSpec] = []
+    dense = [(64, None), (SHARE - 64, None), (3 * SHARE, None), (7, None), (5, 2)]
+    for spec, size, servers in [
+        *((DENSE, *one) for one in dense),
+        *((SPARSE, 2, servers) for servers in (1, None, 3, 1)),
+    ]:
+        name = f"t{len(tables)}"
+        made = dataclasses.replace(spec, name=name, shape=(size,), servers=servers)
+        tables.append(placed(made, tables))
+    assert [(table.servers, table.first) for table in tables] == [
+        *((1, 0), (1, 0), (3, 1), (1, 4), (2, 4)),
+        *((1, 0), (None, 0), (3, 1), (1, 4)),
     ]
 
 

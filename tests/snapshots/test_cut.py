@@ -16,7 +16,7 @@ from psfleet.core.engine.tables.dense import DenseTable
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.trainings import in_threads, zero_rows
+from tests.trainings import in_threads, one_more, zero_rows
 
 COUNTS = zero_rows("counts", 5)
 SHARE = TableSpec("share", "dense", (3 * 4096 * 3,), make_rule("sgd", {}))
@@ -28,12 +28,7 @@ def push(runtime: ClusterRuntime) -> None:
     ids = runtime.worker_index * IDS + np.arange(IDS)
     mine = np.zeros(SHARE.size, np.float32)
     mine[runtime.worker_index :: WORKERS] = -1
-    runtime.push(
-        [
-            Gradient(COUNTS.key, np.full((IDS, 5), -1, np.float32), ids, 1.0),
-            Gradient(SHARE.key, mine, None, 1.0),
-        ]
-    )
+    runtime.push([one_more(COUNTS, ids), Gradient(SHARE.key, mine, None, 1.0)])
 
 
 def train(

@@ -11,18 +11,15 @@ import pytest
 
 from psfleet.checkpoint import load_shard, read_manifest
 from psfleet.core.base.errors import CheckpointError, DeadlineExceeded
-from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from psfleet_worker.session.retry_policy import Patience
-from tests.trainings import zero_rows
+from tests.trainings import PATIENCE, one_more, zero_rows
 from tests.waiting import until
 
 COUNTS = zero_rows("counts")
 IDS = np.arange(100)
-PATIENCE = Patience(reply=500.0, outage=500.0, start=500.0, leave=60.0)  # on any machine
 pytestmark = pytest.mark.timeout(600)  # processes start one after the other
 
 
@@ -40,9 +37,7 @@ def test_a_delta_after_a_restart_holds_everything(tmp_path: Path) -> None:
     """Base, a server dies, delta, delta: the first of these needs no base, the second is small."""
 
     def push(count: int) -> None:
-        ids = IDS[:count]
-        rows = Gradient(COUNTS.key, np.full((count, 1), -1, np.float32), ids, 1.0)
-        runtime.push([rows]).wait()
+        runtime.push([one_more(COUNTS, IDS[:count])]).wait()
 
     with LocalFleet(2, 1, durability="log") as fleet, fleet.reviving():
         runtime = ClusterRuntime(fleet.environment(0), "async", patience=PATIENCE)

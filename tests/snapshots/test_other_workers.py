@@ -10,13 +10,12 @@ import pytest
 
 from psfleet.core.engine.worker_state import redealt
 from psfleet.core.runtime.dataset_pass import batches
-from psfleet.core.runtime.modes.switch import connect
 from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet.optimizer.lr import StepDecay
-from tests.consistency.workers import DENSE, ROWS, step
-from tests.trainings import in_threads
+from tests.consistency.workers import ready, step
+from tests.trainings import on_fleet
 
 SAMPLES, EPOCHS = 50, 2
 
@@ -30,9 +29,7 @@ def test_what_is_left_is_dealt_to_the_others(mode: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "snapshot")
 
     def work(fleet: LocalFleet, worker: int, batch: int, stop: int) -> None:
-        runtime = connect(fleet.environment(worker), ConsistencySettings(mode))
-        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
-        runtime.create(ROWS)
+        runtime = ready(fleet, worker, ConsistencySettings(mode))
         for size, counts in ((10, earlier), (SAMPLES, used)):
             for done, ranges in enumerate(
                 runtime.data_steps(runtime, size, batch, EPOCHS, 0, 1), 1
@@ -48,20 +45,15 @@ def test_what_is_left_is_dealt_to_the_others(mode: Any, tmp_path: Path) -> None:
         runtime.barrier()
         runtime.close()
 
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        in_threads([partial(work, fleet, worker, 3, 5) for worker in range(2)])
-        assert fleet.wait(60) == [0, 0]
+    on_fleet(partial(work, batch=3, stop=5))
     assert earlier == Counter(dict.fromkeys(range(10 * EPOCHS), 1))
     assert 0 < sum(used.values()) < SAMPLES * EPOCHS
-    with LocalFleet(1, 3, resume=path, in_process=True) as fleet:
-        in_threads([partial(work, fleet, worker, 4, 0) for worker in range(3)])
-        assert fleet.wait(60) == [0]
+    on_fleet(partial(work, batch=4, stop=0), 1, 3, resume=path)
     assert earlier == Counter(dict.fromkeys(range(10 * EPOCHS), 1))
     assert used == Counter(dict.fromkeys(range(SAMPLES * EPOCHS), 1))
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("mode", "workers"), [("sync", 2), ("sync", 3), ("async", 3)])
 def test_a_resumed_job_may_have_more_epochs(mode: Any, workers: int, tmp_path: Path) -> None:
     """A job whose dataset has ended goes on from its snapshot for two further epochs, with the same number of
     workers or another one: each sample is used once more, in the order of its epoch, and what is remembered
@@ -72,9 +64,7 @@ def test_a_resumed_job_may_have_more_epochs(mode: Any, workers: int, tmp_path: P
 
     def work(fleet: LocalFleet, worker: int, count: int, epochs: int) -> None:
         job = epochs > EPOCHS
-        runtime: Any = connect(fleet.environment(worker), ConsistencySettings(mode))
-        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
-        runtime.create(ROWS)
+        runtime: Any = ready(fleet, worker, ConsistencySettings(mode))
         loops = DataLoops(worker, count, runtime.barrier, runtime=lambda: runtime, snapshots=True)
         rate = loops.remember("rate", StepDecay(0.1, step_size=1000))
         data = batches(SAMPLES, 3, epochs, 7, 1, lambda: runtime)
@@ -92,9 +82,7 @@ def test_a_resumed_job_may_have_more_epochs(mode: Any, workers: int, tmp_path: P
 
     for count, epochs in ((2, EPOCHS), (workers, EPOCHS + 2)):
         resume = path if epochs > EPOCHS else ""
-        with LocalFleet(1, count, resume=resume, in_process=True) as fleet:
-            in_threads([partial(work, fleet, worker, count, epochs) for worker in range(count)])
-            assert fleet.wait(60) == [0]
+        on_fleet(partial(work, count=count, epochs=epochs), 1, count, resume=resume)
     for counts in used:
         assert counts == Counter(dict.fromkeys(range(SAMPLES), 2))
 

@@ -33,14 +33,14 @@ def test_states_belong_to_steps() -> None:
 
 
 def test_what_cannot_be_remembered_is_refused() -> None:
-    """No state, a state that is no JSON, a name that is taken."""
+    """An object without a state, and a name that is taken."""
     worker_state = WorkerState()
     with pytest.raises(UsageError, match="no state_dict"):
         worker_state.add("x", object())
     worker_state.add("place", LoopPosition())
     with pytest.raises(UsageError, match="already"):
         worker_state.add("place", LoopPosition())
-    assert worker_state.state_at(0) == b"" or worker_state.state_at(-1) == b"[]"
+    assert worker_state.state_at(-1) == b"[]"
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import numpy as np
 from psfleet.checkpoint import load_shard, read_manifest
 from psfleet.core.base.errors import CheckpointError
 from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.runtime.strategy import ConsistencySettings
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.consistency.workers import DENSE, ROWS, give
+from tests.consistency.workers import DENSE, ROWS, give, ready
 from tests.trainings import TrainingWorkload, in_threads
 from tests.waiting import until
 
@@ -70,9 +71,7 @@ def test_who_goes_on_first_waits_for_the_others(tmp_path: Path) -> None:
     def work(worker: int, is_later: bool) -> None:
         if is_later and worker == 0:
             assert pushed.wait(60)
-        runtime = ClusterRuntime(fleet.environment(worker), "sync")
-        runtime.create(DENSE, np.zeros(DENSE.shape, np.float32))
-        runtime.create(ROWS)
+        runtime = ready(fleet, worker, ConsistencySettings("sync"))
         give(runtime, ids)
         if is_later:
             pushed.set()

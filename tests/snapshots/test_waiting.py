@@ -1,6 +1,5 @@
 """What a snapshot waits for while a script waits for it: never for a heartbeat, never for that script."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ from psfleet.checkpoint import read_manifest
 from psfleet.core.base.settings.environment import Environment
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine import worker_state
-from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.fleet.data_loops import DataLoops
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.trainings import in_threads, zero_rows
+from tests.trainings import on_fleet, one_more, zero_rows
 
 COUNTS = zero_rows("counts", 1)
 
@@ -36,16 +34,12 @@ def test_a_snapshot_within_a_step(
         runtime.create(COUNTS)
         runtime.barrier()
         for number in loops.shard(range(6), True):
-            runtime.push(
-                [Gradient(COUNTS.key, np.full((1, 1), -1, np.float32), np.array([number]), 1.0)]
-            )
+            runtime.push([one_more(COUNTS, np.array([number]))])
             if worker == 0:
                 runtime.save(str(tmp_path / f"{number}"))
             runtime.all_reduce(np.ones(1))
         runtime.close()
 
-    with LocalFleet(2, 2, in_process=True) as fleet:
-        in_threads([partial(work, fleet, worker) for worker in range(2)])
-        assert fleet.wait() == [0, 0]
+    on_fleet(work)
     for number in (0, 2, 4):
         assert read_manifest(tmp_path / f"{number}").workers.keys() == {0, 1}

@@ -3,8 +3,9 @@
 import contextlib
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
+from typing import Any
 
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_launch.job.job_plan import Member
@@ -19,30 +20,17 @@ class Pairs(LocalFleet):
     """Servers and their standbys.
 
     Args:
-        crashes: As LocalFleet's; of each server first its own, then those of its standbys; "": none.
+        settings: As LocalFleet's; in `crashes` each server has first its own, then those of its standbys, and
+            "" for none.
 
     Attributes:
         takeovers, lost: How often a standby took over, or was replaced.
     """
 
     def __init__(
-        self,
-        servers: int = 2,
-        workers: int = 2,
-        transport: str = "unix",
-        durability: str = "none",
-        crashes: Mapping[int, Sequence[str]] | None = None,
-        snapshot_every: str = "",
+        self, servers: int = 2, workers: int = 2, transport: Any = "unix", **settings: Any
     ) -> None:
-        super().__init__(
-            servers,
-            workers,
-            transport,  # type: ignore[arg-type]  # one of its literals
-            durability=durability,
-            crashes=crashes,
-            snapshot_every=snapshot_every,
-            replicas=1,
-        )
+        super().__init__(servers, workers, transport, replicas=1, **settings)
         self.places = Standbys()
         self.takeovers = 0
         self.lost = 0

@@ -35,9 +35,15 @@ FIRST, SECOND = Member("server", 0, copy=1), Member("server", 0, copy=2)
 WORKER = Member("worker", 0)
 
 
-def training() -> Supervisor:
-    """A job of one server and one worker that has begun to train; a standby has been started."""
-    job = Supervisor((SERVER,), (WORKER,), standbys=Standbys())
+class Job(Supervisor):
+    """A job of one server and one worker that has standbys."""
+
+    standbys: Standbys
+
+
+def training() -> Job:
+    """Such a job, which has begun to train; a standby has been started."""
+    job = Job((SERVER,), (WORKER,), standbys=Standbys())
     job.begin(0.0)
     assert job.handle(ServerReady(SERVER), 1.0) == [
         StartProcesses((FIRST,)),
@@ -51,7 +57,6 @@ def test_a_ready_standby_takes_over_and_gets_one_itself() -> None:
     job = training()
     assert job.handle(ServerReady(FIRST), 2.0) == []
     assert job.handle(ProcessExited(SERVER, -9), 3.0) == [PromoteStandby(FIRST, SERVER, 2)]
-    assert job.standbys is not None
     assert job.standbys.promoted == {FIRST}
     assert job.handle(ServerReady(FIRST), 3.2) == [StartProcesses((SECOND,))]
     job.handle(ServerReady(SECOND), 4.0)
@@ -72,7 +77,6 @@ def test_a_standby_that_is_not_ready_does_not_take_over() -> None:
 def test_a_person_hears_when_all_servers_have_standbys() -> None:
     """Once they have, and again after one was lost; until then nothing is said."""
     job, notice = training(), StandbyNotice()
-    assert job.standbys is not None
     assert [notice.look(job.standbys, at) for at in (1.0, 2.0)] == ["", ""]
     job.handle(ServerReady(FIRST), 4.2)
     assert notice.look(job.standbys, 4.2) == "standbys  ready in 3.2 s"
@@ -86,7 +90,6 @@ def test_a_person_hears_when_all_servers_have_standbys() -> None:
 def test_a_server_without_any_standby_says_so() -> None:
     """All that it may have had of late are lost."""
     job = training()
-    assert job.standbys is not None
     job.standbys.most = 2
     for copy in (1, 2, 3):
         job.handle(ProcessExited(Member("server", 0, copy=copy), 1), 2.0)
@@ -101,7 +104,6 @@ def test_standbys_that_cannot_live_are_started_less_often() -> None:
     """After 20 in 10 minutes the next one waits until the rate allows it, and the console says so. It starts
     without any other event, and protects the server as the first one did."""
     job, notice = training(), StandbyNotice()
-    assert job.standbys is not None
     for copy in range(1, 21):
         following = Member("server", 0, copy=copy + 1)
         died = ProcessExited(Member("server", 0, copy=copy), 1)
@@ -128,7 +130,6 @@ def test_each_of_many_moves_has_standbys(prepares: bool) -> None:
     """A job that moves 50 times in a minute, and loses a server now and then, has standbys after each."""
     job = training()
     standbys = job.standbys
-    assert standbys is not None
     for move in range(50):
         at, servers = 3.0 + move, tuple(Member("server", rank) for rank in range(1 + move % 3))
         if prepares:
@@ -329,7 +330,6 @@ def test_standbys_that_are_there_before_the_move() -> None:
     server without one gets another."""
     job = training()
     job.handle(ServerReady(FIRST), 2.0)
-    assert job.standbys is not None
     other, follower = Member("server", 1), Member("server", 1, copy=1)
     assert job.standbys.prepare(2) == (SECOND, follower)
     assert job.standbys.has_heir(SERVER)  # with the rows of before

@@ -60,13 +60,9 @@ def test_a_job_with_a_log_survives_servers_that_hang(tmp_path: Path, calm: str) 
 
 def test_a_job_without_a_log_says_that_a_server_hangs(tmp_path: Path, calm: str) -> None:
     """The server is left alone, and the job goes on when it wakes."""
-    command = command_of(tmp_path, 0, "--hung-after 1s")
-    with subprocess.Popen(
-        [*command, SCRIPT, "5:STOP:ready.0:ready.0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as running:
+    command = [*command_of(tmp_path, 0, "--hung-after 1s"), SCRIPT, "5:STOP:ready.0:ready.0"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as running:
         assert running.stdout is not None
         assert running.stderr is not None
         stopped, server = running.stdout.readline().split()

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from psfleet.core.engine.rules import make_rule
-from psfleet.core.engine.runtime_interface import Gradient, Read
-from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.runtime_interface import Read
 from psfleet_worker.cluster_runtime import ClusterRuntime
+from tests.push_counts import COUNT, TOTAL
 from tests.standby.pairs import LONGEST, Pairs
-
-TOTAL = TableSpec("total", "dense", (9000,), make_rule("sgd", {}))
 
 
 def test_a_standby_that_cannot_keep_a_record_is_replaced() -> None:
@@ -25,7 +22,7 @@ def test_a_standby_that_cannot_keep_a_record_is_replaced() -> None:
         runtime.create(TOTAL, np.zeros(9000, np.float32))
         with fleet.deciding():
             for _ in range(4):
-                runtime.push([Gradient(TOTAL.key, np.full(9000, -1, np.float32), None, 1.0)])
+                runtime.push([COUNT])
             runtime.flush()
             fleet.await_standbys()
         assert "what it has sent cannot be taken: log" in fleet.logs()
@@ -47,7 +44,7 @@ def test_a_snapshot_shortens_the_standbys_log_too() -> None:
 
         def push() -> None:
             nonlocal pushes
-            runtime.push([Gradient(TOTAL.key, np.full(9000, -1, np.float32), None, 1.0)])
+            runtime.push([COUNT])
             runtime.flush()
             pushes += 1
 
@@ -63,6 +60,5 @@ def test_a_snapshot_shortens_the_standbys_log_too() -> None:
             fleet.process(0).send_signal(signal.SIGKILL)
             push()
         assert "back after" in fleet.logs()
-        rows = runtime.pull([Read(TOTAL.key)])[0]
-        np.testing.assert_array_equal(rows, np.full(9000, pushes, np.float32))
+        assert (runtime.pull([Read(TOTAL.key)])[0] == pushes).all()
         runtime.close()

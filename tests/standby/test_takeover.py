@@ -4,10 +4,8 @@ Processes die at named points or by SIGKILL at seeded steps; whoever decides abo
 launcher's own code (psfleet_launch.supervision.job_events).
 """
 
-import random
 import signal
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,14 +14,14 @@ import pytest
 import psfleet
 from psfleet.core.base.errors import DeadlineExceeded
 from psfleet.core.client import Client
-from psfleet.core.engine.runtime_interface import Gradient, Read, TableState
+from psfleet.core.engine.runtime_interface import Read, TableState
 from psfleet.core.runtime.embedded_runtime import EmbeddedRuntime
 from psfleet.optimizer import Adam
 from psfleet_server.durability.log_shipping import DEPOSED
 from psfleet_worker.cluster_runtime import ClusterRuntime
-from tests.push_counts import CountingWorkload
+from tests.push_counts import COUNT, TOTAL, count_pushes
 from tests.standby.pairs import Pairs
-from tests.trainings import TrainingWorkload, in_threads, same_bits, train_together
+from tests.trainings import TrainingWorkload, same_bits, train_together
 from tests.waiting import pause
 
 TRAINING = TrainingWorkload()
@@ -85,42 +83,14 @@ def test_standbys_die_at_every_point(alone: list[TableState]) -> None:
         assert (fleet.takeovers, fleet.lost) == (0, 2)
 
 
-@pytest.mark.long
-def test_all_die_in_turn() -> None:
-    """Two servers and two workers: the coordinator's server, the other, and who took over from them."""
-    dice = random.Random(0)
-    victims = [0, 1, 0]
-
-    def kill(server: int, standby: bool) -> None:
-        fleet.await_standbys()
-        (fleet.follower if standby else fleet.process)(server).send_signal(signal.SIGKILL)
-
-    steps = sorted(dice.sample(range(2, 38), len(victims) + 1))
-    with Pairs(2, 2) as calm:
-        expected = train(calm)
-    with Pairs(2, 2) as fleet:
-        hooks = {step: partial(kill, s, False) for step, s in zip(steps, victims, strict=False)}
-        hooks[steps[-1]] = partial(kill, 1, True)
-        same_bits(train(fleet, hooks), expected)
-        assert (fleet.takeovers, fleet.lost) == (3, 1)
-
-
 def test_every_push_is_counted_once() -> None:
     """Async mode: tables that count pushes count each one once, whichever primaries die."""
-    counting = CountingWorkload(60)
-
-    def work(worker: int) -> None:
-        runtime = ClusterRuntime(fleet.environment(worker), "async")
-        counting.run(runtime)
-        runtime.close()
-
     with Pairs(2, 2, "tcp", crashes={0: ["waiting:40"], 1: ["followed:60"]}) as fleet:
         fleet.await_standbys()
         with fleet.deciding():
-            in_threads([partial(work, worker) for worker in range(2)])
+            count_pushes(fleet)
             fleet.await_end()
         assert fleet.takeovers == 2
-    counting.check(2)
 
 
 def test_a_deposed_primary_replies_to_nobody() -> None:
@@ -128,22 +98,19 @@ def test_a_deposed_primary_replies_to_nobody() -> None:
     with Pairs(1, 1) as fleet:
         fleet.await_standbys()
         runtime = ClusterRuntime(fleet.environment(0), "async")
-        runtime.create(CountingWorkload.total, np.zeros(9000, np.float32))
-        gradient = Gradient(CountingWorkload.total.key, np.full(9000, -1, np.float32), None, 1.0)
-        runtime.push([gradient])
+        runtime.create(TOTAL, np.zeros(9000, np.float32))
+        runtime.push([COUNT])
         runtime.flush()
         deposed = fleet.process(0)
         pause(deposed)
-        runtime.push([gradient])  # waits at the one that is stopped
+        runtime.push([COUNT])  # waits at the one that is stopped
         fleet.promote(0)
         fleet.await_standbys()
         assert deposed.poll() is None
         deposed.send_signal(signal.SIGCONT)
         assert deposed.wait(60) == DEPOSED
         runtime.flush()
-        np.testing.assert_array_equal(
-            runtime.pull([Read(CountingWorkload.total.key)])[0], np.full(9000, 2.0)
-        )
+        assert (runtime.pull([Read(TOTAL.key)])[0] == 2).all()
         runtime.close()
 
 
@@ -152,21 +119,17 @@ def test_a_primary_without_its_standby_replies_to_nobody() -> None:
     with Pairs(1, 1) as fleet:
         fleet.await_standbys()
         runtime = ClusterRuntime(fleet.environment(0), "async")
-        runtime.create(CountingWorkload.total, np.zeros(9000, np.float32))
+        runtime.create(TOTAL, np.zeros(9000, np.float32))
         follower = fleet.follower(0)
         pause(follower)
-        runtime.push(
-            [Gradient(CountingWorkload.total.key, np.full(9000, -1, np.float32), None, 1.0)]
-        )
+        runtime.push([COUNT])
         with pytest.raises(DeadlineExceeded):
             runtime.flush(timeout=0.5)
         follower.send_signal(signal.SIGKILL)
         with fleet.deciding():
             runtime.flush()
         assert fleet.lost == 1
-        np.testing.assert_array_equal(
-            runtime.pull([Read(CountingWorkload.total.key)])[0], np.ones(9000)
-        )
+        assert (runtime.pull([Read(TOTAL.key)])[0] == 1).all()
         runtime.close()
 
 

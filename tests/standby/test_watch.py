@@ -2,6 +2,7 @@
 
 import os
 import threading
+from typing import Any
 
 import pytest
 
@@ -165,14 +166,7 @@ def test_who_ends_closes_the_pipe() -> None:
 @pytest.mark.parametrize("restarts_hung", [False, True])
 def test_who_is_about_to_end_is_not_silent(restarts_hung: bool) -> None:
     """However long the kernel takes: a server is neither told of nor killed while it ends."""
-    job = Job(
-        supervisor=Supervisor(
-            (SERVER,),
-            (WORKER,),
-            watch=HangDetector(PATIENCE),
-            restarts=5,
-            restarts_hung=restarts_hung,
-        )
-    )
+    how: dict[str, Any] = {"restarts": 5, "restarts_hung": restarts_hung}
+    job = Job(supervisor=Supervisor((SERVER,), (WORKER,), watch=HangDetector(PATIENCE), **how))
     assert job.supervisor.handle(ProcessEnding(SERVER), job.at) == []
     assert job.look(set(), 3 * PATIENCE) == []

@@ -29,6 +29,13 @@ IDS = np.array([3, -9, 2**62])
 FORMS: list[Format] = ["bfloat16", "int8"]
 
 
+def space(form: Format, *shape: int) -> CompressedValues:
+    """Space for values of this shape."""
+    return CompressedValues.over(
+        np.empty(CompressedValues.size_of(form, shape), np.uint8), form, shape
+    )
+
+
 def rows_of(count: int = 3) -> Any:
     return np.random.default_rng(1).standard_normal((count, 6)).astype(np.float32)
 
@@ -47,14 +54,9 @@ def push_of(form: Format) -> tuple[Header, bytes]:
             compressor.rows(spec, 1, ids, values, packed)
             parts.append(ids.tobytes())
         parts.append(room.tobytes())
-        header.segments.append(
-            Segment(
-                table=spec.key,
-                content=segments.VALUES if ids is None else segments.ID_ROWS,
-                count=len(values),
-                precision=segments.PRECISIONS[form],
-            )
-        )
+        content = segments.VALUES if ids is None else segments.ID_ROWS
+        precision = segments.PRECISIONS[form]
+        header.segments.add(table=spec.key, content=content, count=len(values), precision=precision)
     return header, b"".join(parts)
 
 
@@ -104,16 +106,9 @@ def test_every_precision_of_messages_is_a_format() -> None:
     assert {*NUMBERED} == {*Precision.values()}
     assert len(FORMATS) == len(NUMBERED)
     rows = np.array([[1.0, -0.5, 127 / 128, 0.0, 0.25, -1.0]], np.float32)
-    errors: dict[Any, float] = {
-        "float32": 0.0,
-        "bfloat16": 2**-9,
-        "float16": 0.0,
-        "int8": 0.5 / 127,
-    }
+    errors: dict[Any, float] = {"float32": 0, "bfloat16": 2**-9, "float16": 0, "int8": 0.5 / 127}
     for name, bound in errors.items():
-        packed = CompressedValues.over(
-            np.empty(CompressedValues.size_of(name, rows.shape), np.uint8), name, rows.shape
-        )
+        packed = space(name, *rows.shape)
         packed.pack(rows)
         assert abs(packed.unpack() - rows).max() <= bound
         assert abs(packed.format.decode_gradient(packed, 1.0, "table") - rows).max() <= bound
@@ -132,11 +127,9 @@ def test_two_workers_and_two_pushes_draw_differently() -> None:
     """What is drawn depends on table, worker and number of the push, and on nothing else."""
 
     def drawn(seat: int, number: int, spec: TableSpec = ROWS) -> bytes:
-        rows, buffer = rows_of(), np.empty(CompressedValues.size_of("int8", (3, 6)), np.uint8)
-        GradientCompressor(seat, "int8").rows(
-            spec, number, IDS, rows, CompressedValues.over(buffer, "int8", (3, 6))
-        )
-        return buffer.tobytes()
+        packed = space("int8", 3, 6)
+        GradientCompressor(seat, "int8").rows(spec, number, IDS, rows_of(), packed)
+        return packed.unpack().tobytes()
 
     other = TableSpec("packed/other", "sparse", (6,), make_rule("sgd", {}))
     assert drawn(0, 1) == drawn(0, 1)
@@ -154,8 +147,7 @@ def test_small_values_beside_a_large_one_arrive_in_the_end(feeds: bool) -> None:
         frames = []
         for compressor, ranges in ((whole, [(0, 600)]), (cut, [(0, 512), (512, 600)])):
             for low, high in ranges:
-                room = np.empty(CompressedValues.size_of("int8", (high - low,)), np.uint8)
-                packed = CompressedValues.over(room, "int8", (high - low,))
+                packed = space("int8", high - low)
                 compressor.part(DENSE, number, low, values[low:high], packed)
                 frames.append(packed.unpack())
         np.testing.assert_array_equal(frames[0], np.concatenate(frames[1:]))
@@ -165,9 +157,7 @@ def test_small_values_beside_a_large_one_arrive_in_the_end(feeds: bool) -> None:
     if feeds:
         np.testing.assert_allclose(small, 0.4, atol=0.5 / 127 + 1e-3)
         whole.forget()
-        zeros = CompressedValues.over(
-            np.empty(CompressedValues.size_of("int8", (600,)), np.uint8), "int8", (600,)
-        )
+        zeros = space("int8", 600)
         whole.part(DENSE, 0, 0, np.zeros(600, np.float32), zeros)
         assert not zeros.unpack().any()
 
@@ -185,9 +175,8 @@ def test_a_gradient_that_is_no_number_is_refused(bad: float) -> None:
 def test_a_sum_that_is_no_number_is_refused() -> None:
     """Rows whose gradients are finite and whose sum is not."""
     rows = np.full((1, 6), np.inf, np.float32)
-    packed = CompressedValues.over(np.empty(10, np.uint8), "int8", (1, 6))
     with pytest.raises(UsageError, match=r"packed/rows.*inf"):
-        GradientCompressor(0, "int8").rows(ROWS, 1, np.array([1]), rows, packed)
+        GradientCompressor(0, "int8").rows(ROWS, 1, np.array([1]), rows, space("int8", 1, 6))
 
 
 @pytest.mark.parametrize("step", [np.nan, np.inf, -1.0])

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -13,11 +14,14 @@ from psfleet.core.base.job_files import write_relocations
 from psfleet.core.base.settings.declared_settings import ServerLimits
 from psfleet.core.net.connections.channel import server_options
 from psfleet.core.net.connections.relocations import RelocatingChannel
+from tests.pools import grpcio_server
 from tests.waiting import until
 
 
 @contextlib.contextmanager
-def server(endpoint: str, over: threading.Event | None = None) -> Iterator[threading.Event]:
+def server(
+    endpoint: str, over: threading.Event | None = None, options: Any = ()
+) -> Iterator[threading.Event]:
     """A server that answers "there", or with `over` nothing until that is set; the event of a call."""
     called = threading.Event()
 
@@ -27,20 +31,13 @@ def server(endpoint: str, over: threading.Event | None = None) -> Iterator[threa
             over.wait()
         return b"there"
 
-    handlers = {"Ask": grpc.unary_unary_rpc_method_handler(reply)}
-    with ThreadPoolExecutor(1) as pool:
-        grpc_server = grpc.server(pool)
-        grpc_server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("test", handlers),)
-        )
-        grpc_server.add_insecure_port(endpoint)
-        grpc_server.start()
+    methods = {"Ask": grpc.unary_unary_rpc_method_handler(reply)}
+    with grpcio_server("test", methods, endpoint, 1, options):
         try:
             yield called
         finally:
             if over is not None:
                 over.set()
-            grpc_server.stop(None).wait()
 
 
 def test_a_call_under_way_ends_when_its_server_moves(tmp_path: Path) -> None:
@@ -108,21 +105,12 @@ _HELD = 5.0
 
 def test_a_held_call_outlives_many_pings(tmp_path: Path) -> None:
     """Pings far more often than announced do not close the connection ("too_many_pings")."""
-    over = threading.Event()
-
-    def wait(request: bytes, context: grpc.ServicerContext) -> bytes:
-        over.wait(_HELD)
-        return b"reply"
-
-    handlers = {"Wait": grpc.unary_unary_rpc_method_handler(wait)}
-    with ThreadPoolExecutor(1) as pool:
-        server = grpc.server(pool, options=server_options(ServerLimits()))
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
-        server.add_insecure_port(f"unix:{tmp_path}/socket")
-        server.start()
-        try:
-            with grpc.insecure_channel(f"unix:{tmp_path}/socket", options=_HASTY) as channel:
-                assert channel.unary_unary("/test/Wait", None, None)(b"", timeout=60) == b"reply"
-        finally:
-            over.set()
-            server.stop(None).wait()
+    over, place = threading.Event(), f"unix:{tmp_path}/socket"
+    end = threading.Timer(_HELD, over.set)
+    with (
+        server(place, over, server_options(ServerLimits())),
+        grpc.insecure_channel(place, options=_HASTY) as channel,
+    ):
+        end.start()
+        assert channel.unary_unary("/test/Ask", None, None)(b"", timeout=60) == b"there"
+    end.join()

@@ -11,7 +11,7 @@ from psfleet.core.base.errors import PsfleetError
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.connections.channel import open_channel
 from psfleet.core.net.connections.error_statuses import CODES, error_of, failure, status_of
-from tests.pools import started_pool
+from tests.pools import grpcio_server
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 TEXT = "round 3 waits for worker 1"
@@ -37,20 +37,8 @@ def fail(request: bytes, context: grpc.ServicerContext) -> bytes:
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     """A server that fails on demand."""
-    pool = started_pool(2)
-    server = grpc.server(pool)
-    server.add_generic_rpc_handlers(
-        (
-            grpc.method_handlers_generic_handler(
-                "test", {"Fail": grpc.unary_unary_rpc_method_handler(fail)}
-            ),
-        )
-    )
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
-    pool.shutdown()
+    with grpcio_server("test", {"Fail": grpc.unary_unary_rpc_method_handler(fail)}) as endpoint:
+        yield endpoint
 
 
 def error_from(endpoint: str, word: str, method: str = "Fail", timeout: float = 10) -> PsfleetError:

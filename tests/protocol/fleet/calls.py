@@ -1,23 +1,22 @@
 """What travels between the processes of a run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from psfleet.core.engine.shard.membership_view import InstallView, PrepareView, ViewReport
 from psfleet_server.coordinator.data_dispatch import DatasetRequest
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Struct, frozen=True):
     """A worker's call; sent again until it is answered."""
 
     number: int
     content: Any
 
 
-@dataclass(frozen=True)
-class Response:
+class Response(Struct, frozen=True):
     """Its answer. `servers`: where all servers are, if their number has changed."""
 
     number: int
@@ -25,24 +24,21 @@ class Response:
     servers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Register:
+class Register(Struct, frozen=True):
     """A worker process has started."""
 
     worker: int
     boot: int
 
 
-@dataclass(frozen=True)
-class CreateTable:
+class CreateTable(Struct, frozen=True):
     """A worker wants a table."""
 
     spec: Any
     worker: int
 
 
-@dataclass(frozen=True)
-class AssignData:
+class AssignData(Struct, frozen=True):
     """A worker wants data."""
 
     worker: int
@@ -50,32 +46,28 @@ class AssignData:
     request: DatasetRequest
 
 
-@dataclass(frozen=True)
-class Depart:
+class Depart(Struct, frozen=True):
     """A worker comes to no more collectives."""
 
     worker: int
     incarnation: int
 
 
-@dataclass(frozen=True)
-class Silent:
+class Silent(Struct, frozen=True):
     """So many seconds pass in which everybody but this worker gives liveness signals."""
 
     worker: int
     seconds: float
 
 
-@dataclass(frozen=True)
-class Told:
+class Told(Struct, frozen=True):
     """The coordinator to a server: for its process `boot`."""
 
     boot: int
     message: PrepareView | InstallView
 
 
-@dataclass(frozen=True)
-class Frozen:
+class Frozen(Struct, frozen=True):
     """A server to the coordinator."""
 
     server: int
@@ -84,8 +76,7 @@ class Frozen:
     report: ViewReport
 
 
-@dataclass(frozen=True)
-class Installed:
+class Installed(Struct, frozen=True):
     """A server to the coordinator."""
 
     server: int
@@ -93,24 +84,21 @@ class Installed:
     view: int
 
 
-@dataclass(frozen=True)
-class Other:
+class Other(Struct, frozen=True):
     """A server to the coordinator: its process is another one than was meant."""
 
     server: int
     boot: int
 
 
-@dataclass(frozen=True)
-class Follow:
+class Follow(Struct, frozen=True):
     """A standby of one of so many servers to its primary."""
 
     attach: int
     servers: int
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Struct, frozen=True):
     """The `place`-th message of the stream to a standby: a record, or kind 0 for "required".
 
     `record`: for the checks of a run what it says; of the end of the copy, all records before it.
@@ -124,8 +112,7 @@ class Part:
     record: object
 
 
-@dataclass(frozen=True)
-class Took:
+class Took(Struct, frozen=True):
     """A standby to its primary: it has taken the stream up to a place, and the record of a number."""
 
     attach: int
@@ -133,42 +120,36 @@ class Took:
     number: int
 
 
-@dataclass(frozen=True)
-class Promote:
+class Promote(Struct, frozen=True):
     """The launcher to a standby: take the place of your primary."""
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(Struct, frozen=True):
     """The launcher to a primary: no standby up to this attachment will ever take over."""
 
     attach: int
 
 
-@dataclass(frozen=True)
-class AskServers:
+class AskServers(Struct, frozen=True):
     """A worker wants another number of servers."""
 
     servers: int
 
 
-@dataclass(frozen=True)
-class MoveRows:
+class MoveRows(Struct, frozen=True):
     """A server to another, as the service Scaling has it: a method and its message."""
 
     method: str
     body: bytes
 
 
-@dataclass(frozen=True)
-class Announced:
+class Announced(Struct, frozen=True):
     """Server 0 to a worker, all the time: a snapshot is being taken."""
 
     number: int
 
 
-@dataclass(frozen=True)
-class Learned:
+class Learned(Struct, frozen=True):
     """A worker to server 0: it has learned of a snapshot."""
 
     number: int
@@ -176,8 +157,7 @@ class Learned:
     incarnation: int
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """Server 0 to a worker in this incarnation: all have learned of the snapshot; mark it, or (sync) here is
     its last round."""
 
@@ -186,8 +166,7 @@ class Mark:
     round: int | None
 
 
-@dataclass(frozen=True)
-class Delivered:
+class Delivered(Struct, frozen=True):
     """A worker to server 0: its state in a snapshot, which is the number of its last push or round."""
 
     number: int
@@ -196,8 +175,7 @@ class Delivered:
     state: int
 
 
-@dataclass(frozen=True)
-class Finish:
+class Finish(Struct, frozen=True):
     """Server 0 to a server: say when its part of the snapshot is cut, or written. Answered with None: not
     yet."""
 
@@ -205,8 +183,7 @@ class Finish:
     cut: bool
 
 
-@dataclass(frozen=True)
-class Taken:
+class Taken(Struct, frozen=True):
     """A server's part of a snapshot.
 
     Attributes:
@@ -224,8 +201,7 @@ class Taken:
     counts: Mapping[int, float]
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(Struct, frozen=True):
     """The manifest of a complete snapshot: the parts of all servers, the states of workers by seat.
 
     Attributes:

@@ -218,15 +218,17 @@ def _check_rounds(
     if used != Counter(range(job.samples)):
         raise Broken(f"not every sample is in one round: {used}")
     check_weights(shards, rounds)
-    _check_counts(
-        shards,
-        {
-            int(sample): 1.0 / len(members)
-            for members in rounds
-            for samples in members.values()
-            for sample in samples
-        },
-    )
+    _check_counts(shards, shares_of(rounds))
+
+
+def shares_of(rounds: Iterable[Round]) -> dict[int, float]:
+    """The share of each sample in its round, which is the mean of its members."""
+    return {
+        int(sample): 1.0 / len(members)
+        for members in rounds
+        for samples in members.values()
+        for sample in samples
+    }
 
 
 def rounds_of(job: Job, histories: Sequence[History], pushes: Pushes) -> list[Round]:

@@ -13,15 +13,7 @@ from psfleet.core.engine.runtime_interface import FollowedCut, Read
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.net.v1.follower_pb2 import ChangesReply
-from psfleet.serving.follower_state_machine import (
-    AskChanges,
-    AskRows,
-    Following,
-    FoundSnapshot,
-    Rest,
-    TakeCut,
-    WeightCopy,
-)
+from psfleet.serving import follower_state_machine
 from psfleet.serving.row_source import ServedRows
 from tests.protocol.fleet.calls import Published, Request, Response, Taken
 from tests.protocol.fleet.job import COUNTS, FEW, IDS, ROWS, Job, Rows, count_ids
@@ -94,7 +86,7 @@ class Follower:
         self._newest = newest
         self._dice = random.Random(boot)
         self._now = self._until = 0.0
-        self._following = Following(
+        self._following = follower_state_machine.Following(
             self._servers, self._new_copy, self._found, _INTERVAL, lambda: self._now
         )
         self._step = self._following.next_step()
@@ -179,23 +171,23 @@ class Follower:
                     self._until = self._now + 1e-6  # with the next tick
                 return []
             match wanted:
-                case AskChanges(requests):
+                case follower_state_machine.AskChanges(requests):
                     self._before = {server: dict(own) for server, own in self._cuts.counts.items()}
                     self._acknowledged = len(self._pushes.acknowledged)
                     return self._ask(
                         {i: request for i, request in enumerate(requests) if request is not None}
                     )
-                case AskRows(server, request):
+                case follower_state_machine.AskRows(server, request):
                     return self._ask({server: request}, pages=True)
-                case TakeCut(replies, at):
+                case follower_state_machine.TakeCut(replies, at):
                     before = self._following.cut
                     self._following.take(replies, at)
                     self._check(before)
                     self._note()
-                case Rest(seconds):
+                case follower_state_machine.Rest(seconds):
                     self._until = self._now + seconds
             self._resume = partial(self._step.send, None)
-            if isinstance(wanted, Rest):
+            if isinstance(wanted, follower_state_machine.Rest):
                 return []
 
     def _ask(self, requests: Mapping[int, Any], pages: bool = False) -> list[Instruction]:
@@ -215,15 +207,17 @@ class Follower:
 
     # -- the copy ------------------------------------------------------------------------------
 
-    def _new_copy(self) -> WeightCopy:
-        return WeightCopy("the job", "float32")
+    def _new_copy(self) -> follower_state_machine.WeightCopy:
+        return follower_state_machine.WeightCopy("the job", "float32")
 
-    def _found(self) -> FoundSnapshot | None:
+    def _found(self) -> follower_state_machine.FoundSnapshot | None:
         snapshot = self._newest()
         if snapshot is None:
             return None
         checksums = [checksum(snapshot.number)] * len(snapshot.parts)
-        return FoundSnapshot(checksums[0], checksums, lambda: _served(snapshot.parts))
+        return follower_state_machine.FoundSnapshot(
+            checksums[0], checksums, lambda: _served(snapshot.parts)
+        )
 
     def _content(self) -> Content:
         content_now = {}

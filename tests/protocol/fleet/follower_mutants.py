@@ -18,41 +18,38 @@ from psfleet_server.snapshots.snapshot_coordinator import SnapshotUnderWay
 from tests.protocol.fleet.calls import Response
 from tests.protocol.fleet.followed import Followed
 from tests.protocol.fleet.follower import Changes
-from tests.protocol.fleet.mutants import replaced, without
+from tests.protocol.fleet.mutants import instead, replaced, without
 from tests.protocol.fleet.primary import Primary
 from tests.protocol.scheduler import Instruction, Send
 
 _LATE = 5  # events
 
 
-@without("F1: changes are sent when the log has what they rest on", "sync followers@52")
-@without("F1: changes are sent when the log has what they rest on", "async followers@11")
-def _send_before_the_log(patch: pytest.MonkeyPatch) -> None:
+@instead(
+    (Primary, "hold"),
+    "F1: changes are sent when the log has what they rest on",
+    "async followers@11",
+    "sync followers@52",
+)
+def _send_before_the_log(hold: Any, primary: Primary, out: list[Instruction]) -> list[Instruction]:
     """Logs are written a few events late, and all answers wait for that but those of followers."""
-    hold = Primary.hold
-
-    def hasty(primary: Primary, out: list[Instruction]) -> list[Instruction]:
-        late: deque[list[Instruction]] = primary.__dict__.setdefault("late", deque())
-        ahead, rest = _apart(out)
-        late.append(hold(primary, rest))
-        return [*(late.popleft() if len(late) > _LATE else []), *ahead]
-
-    patch.setattr(Primary, "hold", hasty)
+    late: deque[list[Instruction]] = primary.__dict__.setdefault("late", deque())
+    ahead, rest = _apart(out)
+    late.append(hold(primary, rest))
+    return [*(late.popleft() if len(late) > _LATE else []), *ahead]
 
 
-@without(
+@instead(
+    (Primary, "hold"),
     "F2: changes are sent when the standby has what they rest on",
     "sync standbys followers@21",
     "async standbys followers@5",
 )
-def _send_before_the_standby(patch: pytest.MonkeyPatch) -> None:
-    hold = Primary.hold
-
-    def hasty(primary: Primary, out: list[Instruction]) -> list[Instruction]:
-        ahead, rest = _apart(out)
-        return [*hold(primary, rest), *ahead]
-
-    patch.setattr(Primary, "hold", hasty)
+def _send_before_the_standby(
+    hold: Any, primary: Primary, out: list[Instruction]
+) -> list[Instruction]:
+    ahead, rest = _apart(out)
+    return [*hold(primary, rest), *ahead]
 
 
 def _apart(out: list[Instruction]) -> tuple[list[Instruction], list[Instruction]]:
@@ -86,42 +83,38 @@ without("F5: a cut is of one round", "sync followers@6", "sync standbys follower
 )
 
 
-@without(
-    "F6: versions of another server process mean nothing", "sync followers@26", "async followers@11"
+@instead(
+    (Followers, "_changes"),
+    "F6: versions of another server process mean nothing",
+    "async standbys followers@14",
+    "sync followers@26",
+    "async followers@11",
 )
-@without("F6: versions of another server process mean nothing", "async standbys followers@14")
-def _take_any_process(patch: pytest.MonkeyPatch) -> None:
-    changes = Followers._changes
-
-    def lenient(followers: Followers, request: ChangesRequest) -> bytes:
-        other = ChangesRequest()
-        other.CopyFrom(request)
-        other.boot = followers._boot if request.boot else 0
-        return changes(followers, other)
-
-    patch.setattr(Followers, "_changes", lenient)
+def _take_any_process(changes: Any, followers: Followers, request: ChangesRequest) -> Any:
+    other = ChangesRequest()
+    other.CopyFrom(request)
+    other.boot = followers._boot if request.boot else 0
+    return changes(followers, other)
 
 
-@without("F7: who asks for changes that are kept no more is told so", "async followers@98")
-def _hide_gaps(patch: pytest.MonkeyPatch) -> None:
-    since = ChangeLog.since
+@instead(
+    (ChangeLog, "since"),
+    "F7: who asks for changes that are kept no more is told so",
+    "async followers@98",
+)
+def _hide_gaps(since: Any, log: ChangeLog, version: int, tables: Any) -> Any:
+    return since(log, max(version, log._floor) if version and log.is_kept else version, tables)
 
-    def blind(log: ChangeLog, version: int, tables: Any) -> Any:
-        return since(log, max(version, log._floor) if version and log.is_kept else version, tables)
 
-    patch.setattr(ChangeLog, "since", blind)
-
-
-@without("F8: changes since the begin of a copy make it exact", "async followers@0")
-def _begin_behind_the_pages(patch: pytest.MonkeyPatch) -> None:
-    fill = WeightCopy.fill
-
-    def careless(copy: WeightCopy, replies: Sequence[ChangesReply]) -> Filling:
-        yield from fill(copy, replies)
-        for reply in (yield AskChanges([ChangesRequest(parts=1) for _ in replies])):
-            copy._reached[reply.server] = reply.boot, reply.version
-
-    patch.setattr(WeightCopy, "fill", careless)
+@instead(
+    (WeightCopy, "fill"), "F8: changes since the begin of a copy make it exact", "async followers@0"
+)
+def _begin_behind_the_pages(
+    fill: Any, copy: WeightCopy, replies: Sequence[ChangesReply]
+) -> Filling:
+    yield from fill(copy, replies)
+    for reply in (yield AskChanges([ChangesRequest(parts=1) for _ in replies])):
+        copy._reached[reply.server] = reply.boot, reply.version
 
 
 @without("F9: a snapshot is known by its own checksum", "async snapshots followers@14")
@@ -136,29 +129,26 @@ without("F10: pushes of incarnations that are over count on", "async followers@1
 )
 
 
-@without("F11: what has changed since a snapshot is applied to it", "async snapshots followers@122")
-def _take_the_snapshot_alone(patch: pytest.MonkeyPatch) -> None:
-    begin = WeightCopy.begin
+@instead(
+    (WeightCopy, "begin"),
+    "F11: what has changed since a snapshot is applied to it",
+    "async snapshots followers@122",
+)
+def _take_the_snapshot_alone(begin: Any, copy: WeightCopy, rows: ServedRows) -> None:
+    begin(copy, rows)
 
-    def careless(copy: WeightCopy, rows: ServedRows) -> None:
-        begin(copy, rows)
+    def reach(replies: Sequence[ChangesReply]) -> int:
+        copy._reached |= {reply.server: (reply.boot, reply.version) for reply in replies}
+        del copy.__dict__["apply"]
+        return 0
 
-        def reach(replies: Sequence[ChangesReply]) -> int:
-            copy._reached |= {reply.server: (reply.boot, reply.version) for reply in replies}
-            del copy.__dict__["apply"]
-            return 0
-
-        copy.__dict__["apply"] = reach
-
-    patch.setattr(WeightCopy, "begin", careless)
+    copy.__dict__["apply"] = reach
 
 
-@without(
+@instead(
+    (SnapshotUnderWay, "states_at_cut"),
     "R12: a number may have been begun before: only states as of the cut count",
     "async snapshots followers@228",
 )
-def _take_states_of_earlier_attempts(patch: pytest.MonkeyPatch) -> None:
-    def any_of(now: SnapshotUnderWay) -> dict[int, Any]:
-        return {seat: state for (seat, _), state in now.states.items()}
-
-    patch.setattr(SnapshotUnderWay, "states_at_cut", any_of)
+def _take_states_of_earlier_attempts(_: Any, now: SnapshotUnderWay) -> dict[int, Any]:
+    return {seat: state for (seat, _), state in now.states.items()}

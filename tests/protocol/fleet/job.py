@@ -1,6 +1,7 @@
 """What one run of the real machines is about: its fleet, its phases, and what may happen to it."""
 
 import random
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -123,57 +124,27 @@ class Job:
         return SspMode(staleness=self.staleness) if isinstance(found, SspMode) else found
 
 
-SUITES: dict[str, tuple[Mode, ...]] = {
+_PHASES: dict[str, tuple[Mode, ...]] = {
     "sync": ("sync",),
-    "sync removal": ("sync",),
     "async": ("async",),
-    "async removal": ("async",),
-    "sync standbys": ("sync",),
-    "async standbys": ("async",),
-    "sync standbys machines": ("sync",),
-    "async standbys machines": ("async",),
-    "sync snapshots": ("sync",),
-    "async snapshots": ("async",),
-    "async snapshots removal": ("async",),
     "rests": ("sync", "sync"),
     "ssp": ("ssp", "ssp"),
     "switch": ("sync", "async", "ssp", "sync"),
-    "switch standbys": ("sync", "async", "ssp", "sync"),
-    "sync mode_requests": ("sync",),
-    "async mode_requests": ("async",),
-    "async groups removal": ("async",),
-    "async groups standbys": ("async",),
-    "async groups snapshots": ("async",),
-    "async groups mode_requests": ("async",),
-    "sync followers": ("sync",),
-    "async followers": ("async",),
-    "sync removal followers": ("sync",),
-    "sync standbys followers": ("sync",),
-    "async standbys followers": ("async",),
-    "async standbys machines followers": ("async",),
-    "async groups removal followers": ("async",),
-    "sync snapshots followers": ("sync",),
-    "async snapshots followers": ("async",),
-    "switch followers": ("sync", "async", "ssp", "sync"),
-    "sync moves": ("sync",),
-    "async moves": ("async",),
-    "sync removal moves": ("sync",),
-    "async removal moves": ("async",),
-    "sync mode_requests moves": ("sync",),
-    "async groups moves": ("async",),
-    "sync followers moves": ("sync",),
-    "async followers moves": ("async",),
-    "sync standbys moves": ("sync",),
-    "sync standbys followers moves": ("sync",),
-    "sync logs followers moves": ("sync",),
-    "async standbys moves": ("async",),
-    "sync logs moves": ("sync",),
-    "async logs moves": ("async",),
-    "sync logs removal moves": ("sync",),
-    "async logs removal moves": ("async",),
-    "sync logs mode_requests moves": ("sync",),
-    "async groups logs moves": ("async",),
 }
+_SUITES = """
+sync, sync removal, sync standbys, sync standbys machines, sync snapshots, sync mode_requests
+async, async removal, async standbys, async standbys machines, async snapshots, async snapshots removal
+async mode_requests, async groups removal, async groups standbys, async groups snapshots
+async groups mode_requests, rests, ssp, switch, switch standbys, switch followers
+sync followers, sync removal followers, sync standbys followers, sync snapshots followers
+async followers, async standbys followers, async standbys machines followers
+async groups removal followers, async snapshots followers
+sync moves, sync removal moves, sync mode_requests moves, sync followers moves, sync standbys moves
+sync standbys followers moves, async moves, async removal moves, async groups moves
+async followers moves, async standbys moves
+sync logs moves, sync logs followers moves, sync logs removal moves, sync logs mode_requests moves
+async logs moves, async logs removal moves, async groups logs moves"""
+SUITES = {name: _PHASES[name.split()[0]] for name in re.split(", |\n", _SUITES.strip())}
 """By name the modes of the phases; those of sync and async use the fleet's data, the others their own."""
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.engine.shard.shard import Shard
-from tests.protocol.fleet.checks import check_weights, in_effect, rounds_of
+from tests.protocol.fleet.checks import check_weights, in_effect, rounds_of, shares_of
 from tests.protocol.fleet.job import COUNTS, Job, Phase
 from tests.protocol.fleet.pushes import Pushes
 from tests.protocol.scheduler import Broken
@@ -23,12 +23,7 @@ def check_rows(job: Job, pushes: Pushes, shards: Sequence[Shard], history: Any, 
     if job.phases == (Phase("sync"),) and not job.mode_requests:
         rounds = rounds_of(job, [history], pushes)
         check_weights(shards, rounds)
-        expected = {
-            int(sample): round(1.0 / len(members), 5)
-            for members in rounds
-            for samples in members.values()
-            for sample in samples
-        }
+        expected = {sample: round(share, 5) for sample, share in shares_of(rounds).items()}
         if totals != [expected.get(sample, 0.0) for sample in range(job.samples)]:
             raise Broken(f"servers count {totals}, where {expected} were used")
         return

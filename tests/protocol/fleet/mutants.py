@@ -27,7 +27,7 @@ from psfleet_server.coordinator.membership import Membership, Seat
 from psfleet_server.durability.log_shipping import LogShipping
 from psfleet_server.snapshots.snapshot_coordinator import SnapshotCoordinator, SnapshotRequest
 from psfleet_worker.session import worker_session
-from psfleet_worker.session.instructions import AwaitPushes, Program
+from psfleet_worker.session.instructions import AwaitPushes
 from psfleet_worker.session.worker_session import Session, Stream
 from tests.protocol.fleet.calls import Release
 from tests.protocol.fleet.fleet import Fleet
@@ -71,6 +71,23 @@ def without(rule: str, *suites: str, into: list[Mutant] = MUTANTS) -> Callable[[
     return note
 
 
+def instead(
+    place: tuple[Any, str], rule: str, *suites: str, into: list[Mutant] = MUTANTS
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The decorated function stands in this place of the product; it is called with what was there first."""
+    owner, name = place
+
+    def note(do: Callable[..., Any]) -> Callable[..., Any]:
+        def remove(patch: pytest.MonkeyPatch) -> None:
+            before = getattr(owner, name)
+            patch.setattr(owner, name, lambda *given, **named: do(before, *given, **named))
+
+        without(rule, *suites, into=into)(remove)
+        return do
+
+    return note
+
+
 def replaced(owner: type, name: str, do: Callable[..., Any]) -> Remove:
     """Without the method: what it does instead."""
     return lambda patch: patch.setattr(owner, name, do)
@@ -79,25 +96,22 @@ def replaced(owner: type, name: str, do: Callable[..., Any]) -> Remove:
 # -- durability ---------------------------------------------------------------------------------------
 
 
-@without("a push is answered when its record is logged", "sync@92", "async@1")
-def _forget_pushes(patch: pytest.MonkeyPatch) -> None:
-    record = Shard._record
-
-    def forgetful(shard: Shard, entry: Any) -> None:
-        if type(entry).__name__ != "Push":
-            record(shard, entry)
-
-    patch.setattr(Shard, "_record", forgetful)
+@instead((Shard, "_record"), "a push is answered when its record is logged", "sync@92", "async@1")
+def _forget_pushes(record: Any, shard: Shard, entry: Any) -> None:
+    if type(entry).__name__ != "Push":
+        record(shard, entry)
 
 
-@without("a decision is on disk before it is told", "sync removal@6", "async removal@17")
-def _forget_views(patch: pytest.MonkeyPatch) -> None:
-    def decide(coordinator: Coordinator, decision: Decision) -> Any:
-        if coordinator.journal is not None and not isinstance(decision, ViewDecided):
-            coordinator.journal(decision)
-        return coordinator.replay(decision)
-
-    patch.setattr(Coordinator, "_decide", decide)
+@instead(
+    (Coordinator, "_decide"),
+    "a decision is on disk before it is told",
+    "sync removal@6",
+    "async removal@17",
+)
+def _forget_views(_: Any, coordinator: Coordinator, decision: Decision) -> Any:
+    if coordinator.journal is not None and not isinstance(decision, ViewDecided):
+        coordinator.journal(decision)
+    return coordinator.replay(decision)
 
 
 without("a push that was applied is not applied again", "async@1")(
@@ -114,30 +128,24 @@ without("R10: a standby that is gone is required no more", "sync standbys@4", "a
 )
 
 
-@without("R10: who is given up alive waits for its standby for ever", "sync standbys machines@60")
-@without("R10: who is given up alive waits for its standby for ever", "async standbys machines@101")
-def _release_the_deposed(patch: pytest.MonkeyPatch) -> None:
-    promote = Fleet._promote
-
-    def careless(fleet: Fleet, place: Place) -> None:
-        promote(fleet, place)
-        if place.deposed:
-            fleet.do(place.deposed, Release(place.attach))
-
-    patch.setattr(Fleet, "_promote", careless)
+@instead(
+    (Fleet, "_promote"),
+    "R10: who is given up alive waits for its standby for ever",
+    "async standbys machines@101",
+    "sync standbys machines@60",
+)
+def _release_the_deposed(promote: Any, fleet: Fleet, place: Place) -> None:
+    promote(fleet, place)
+    if place.deposed:
+        fleet.do(place.deposed, Release(place.attach))
 
 
 # -- rounds and views ---------------------------------------------------------------------------------
 
 
-@without("R6: a frozen server closes no round", "sync removal@148")
-def _close_while_frozen(patch: pytest.MonkeyPatch) -> None:
-    closing = Shard._may_close
-
-    def hasty(shard: Shard) -> bool:
-        return closing(shard) or (not shard.replaying and shard.rounds.is_complete())
-
-    patch.setattr(Shard, "_may_close", hasty)
+@instead((Shard, "_may_close"), "R6: a frozen server closes no round", "sync removal@148")
+def _close_while_frozen(closing: Any, shard: Shard) -> bool:
+    return closing(shard) or (not shard.replaying and shard.rounds.is_complete())
 
 
 without("R2: a round closes when all members have committed it", "sync removal@24", "sync@86")(
@@ -161,33 +169,28 @@ def _without_leftovers(change: Callable[..., None]) -> Callable[..., None]:
     )
 
 
-@without("R4: a life that nobody waits for counts from the round after the next", "sync removal@33")
-def _join_at_once(patch: pytest.MonkeyPatch) -> None:
-    begin = Membership._begin
+@instead(
+    (Membership, "_begin"),
+    "R4: a life that nobody waits for counts from the round after the next",
+    "sync removal@33",
+)
+def _join_at_once(begin: Any, members: Membership, seat: Seat, *args: Any, **how: Any) -> None:
+    begin(members, seat, *args, **how)
+    first = min(seat.incarnations[-1].first, members.closed + 1)
+    seat.incarnations[-1] = replace(seat.incarnations[-1], first=first)
 
-    def at_once(members: Membership, seat: Seat, *args: Any, **how: Any) -> None:
-        begin(members, seat, *args, **how)
-        first = min(seat.incarnations[-1].first, members.closed + 1)
-        seat.incarnations[-1] = replace(seat.incarnations[-1], first=first)
 
-    patch.setattr(Membership, "_begin", at_once)
-
-
-@without(
+@instead(
+    (Membership, "_end"),
     "R2: a dead life counts up to the last round that is closed anywhere",
     "sync removal@4",
     "sync@38",
 )
-def _end_at_once(patch: pytest.MonkeyPatch) -> None:
-    end = Membership._end
-
-    def at_once(members: Membership, seat: Seat, index: int, reports: Any) -> None:
-        end(members, seat, index, reports)
-        incarnation = seat.incarnations[-1] if seat.incarnations else None
-        if incarnation is not None:
-            seat.incarnations[-1] = replace(incarnation, last=incarnation.first - 1)
-
-    patch.setattr(Membership, "_end", at_once)
+def _end_at_once(end: Any, members: Membership, seat: Seat, index: int, reports: Any) -> None:
+    end(members, seat, index, reports)
+    incarnation = seat.incarnations[-1] if seat.incarnations else None
+    if incarnation is not None:
+        seat.incarnations[-1] = replace(incarnation, last=incarnation.first - 1)
 
 
 without(
@@ -220,26 +223,22 @@ def _commit_early(patch: pytest.MonkeyPatch) -> None:
 # -- lives --------------------------------------------------------------------------------------------
 
 
-@without("pushes of a life that is over are refused", "async removal@13", "async@32")
-def _admit_the_dead(patch: pytest.MonkeyPatch) -> None:
-    admit = Workers.admit
+@instead(
+    (Workers, "admit"), "pushes of a life that is over are refused", "async removal@13", "async@32"
+)
+def _admit_the_dead(
+    admit: Any, workers: Workers, worker: int, incarnation: int, *, leaves: bool = False
+) -> None:
+    if incarnation >= workers.newest.get(worker, 0):
+        admit(workers, worker, incarnation, leaves=leaves)
 
-    def lenient(workers: Workers, worker: int, incarnation: int, *, leaves: bool = False) -> None:
-        if incarnation >= workers.newest.get(worker, 0):
-            admit(workers, worker, incarnation, leaves=leaves)
 
-    patch.setattr(Workers, "admit", lenient)
-
-
-@without("pushes of a life that is about to end are refused", "async removal@1")
-def _admit_the_dying(patch: pytest.MonkeyPatch) -> None:
-    freeze = Workers.freeze
-
-    def lenient(workers: Workers, event: PrepareView) -> None:
-        freeze(workers, event)
-        workers.refused = set()
-
-    patch.setattr(Workers, "freeze", lenient)
+@instead(
+    (Workers, "freeze"), "pushes of a life that is about to end are refused", "async removal@1"
+)
+def _admit_the_dying(freeze: Any, workers: Workers, event: PrepareView) -> None:
+    freeze(workers, event)
+    workers.refused = set()
 
 
 # -- snapshots ----------------------------------------------------------------------------------------
@@ -255,35 +254,28 @@ def _take_pushes_behind_marks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CutState, "is_due", is_due)
 
 
-@without("a mark says what was sent to a server: the cut waits for it", "async groups snapshots@15")
-def _wait_for_nothing(patch: pytest.MonkeyPatch) -> None:
-    mark = CutState.mark_worker
-
-    def hasty(cuts: CutState, number: int, worker: int, incarnation: int, *last: Any) -> None:
-        mark(cuts, number, worker, incarnation, last[0], 0)
-
-    patch.setattr(CutState, "mark_worker", hasty)
-
-
-@without("server 0 knows what was sent to whom", "async groups removal@33")
-def _forget_addressed(patch: pytest.MonkeyPatch) -> None:
-    pushed = Workers.pushed
-
-    def forgetful(workers: Workers, push: Push) -> None:
-        pushed(workers, replace(push, addressed=()))
-
-    patch.setattr(Workers, "pushed", forgetful)
+@instead(
+    (CutState, "mark_worker"),
+    "a mark says what was sent to a server: the cut waits for it",
+    "async groups snapshots@15",
+)
+def _wait_for_nothing(
+    mark: Any, cuts: CutState, number: int, worker: int, incarnation: int, *last: Any
+) -> None:
+    mark(cuts, number, worker, incarnation, last[0], 0)
 
 
-@without("R12: marks of earlier snapshots are ignored", "async snapshots@39")
-def _take_old_marks(patch: pytest.MonkeyPatch) -> None:
-    mark = CutState.mark_worker
+@instead((Workers, "pushed"), "server 0 knows what was sent to whom", "async groups removal@33")
+def _forget_addressed(pushed: Any, workers: Workers, push: Push) -> None:
+    pushed(workers, replace(push, addressed=()))
 
-    def lenient(cuts: CutState, number: int, *said: Any) -> None:
-        now = cuts.under_way
-        mark(cuts, now.number if now else number, *said)
 
-    patch.setattr(CutState, "mark_worker", lenient)
+@instead(
+    (CutState, "mark_worker"), "R12: marks of earlier snapshots are ignored", "async snapshots@39"
+)
+def _take_old_marks(mark: Any, cuts: CutState, number: int, *said: Any) -> None:
+    now = cuts.under_way
+    mark(cuts, now.number if now else number, *said)
 
 
 @without(
@@ -304,20 +296,16 @@ def _use_numbers_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CutState, "begin_cut", begin)
 
 
-@without(
+@instead(
+    (CutState, "give_up"),
     "R11: a view change gives up the snapshot under way: the lives whose marks are awaited are those of "
     "the view before, and who leads the snapshot gives it up when these marks do not come",
     "async snapshots",
     into=COVERED,
 )
-def _keep_cuts_across_views(patch: pytest.MonkeyPatch) -> None:
-    give_up = CutState.give_up
-
-    def reluctant(cuts: CutState, number: int | None = None) -> None:
-        if number is not None:
-            give_up(cuts, number)
-
-    patch.setattr(CutState, "give_up", reluctant)
+def _keep_cuts_across_views(give_up: Any, cuts: CutState, number: int | None = None) -> None:
+    if number is not None:
+        give_up(cuts, number)
 
 
 @without(
@@ -332,32 +320,24 @@ def _hide_marks(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@without(
-    "R13: workers that come while servers are asked where to cut are known", "sync snapshots@19"
+@instead(
+    (SnapshotCoordinator, "_placed"),
+    "R13: workers that come while servers are asked where to cut are known",
+    "sync snapshots@19",
 )
-def _overlook_who_comes(patch: pytest.MonkeyPatch) -> None:
-    placed = SnapshotCoordinator._placed
-
-    def blind(coordinator: SnapshotCoordinator, standings: Any) -> Any:
-        first = replace(standings[0], incarnations=coordinator._now.members)
-        return placed(coordinator, (first, *standings[1:]))
-
-    patch.setattr(SnapshotCoordinator, "_placed", blind)
+def _overlook_who_comes(placed: Any, coordinator: SnapshotCoordinator, standings: Any) -> Any:
+    first = replace(standings[0], incarnations=coordinator._now.members)
+    return placed(coordinator, (first, *standings[1:]))
 
 
 # -- data ---------------------------------------------------------------------------------------------
 
 
-@without("a torn step is declared", "async removal@32")
-def _hide_torn_steps(patch: pytest.MonkeyPatch) -> None:
-    give_back = DataDispatch.give_back
-
-    def silent(dispatch: DataDispatch, *args: Any) -> None:
-        count = len(dispatch.torn)
-        give_back(dispatch, *args)
-        del dispatch.torn[count:]
-
-    patch.setattr(DataDispatch, "give_back", silent)
+@instead((DataDispatch, "give_back"), "a torn step is declared", "async removal@32")
+def _hide_torn_steps(give_back: Any, dispatch: DataDispatch, *args: Any) -> None:
+    count = len(dispatch.torn)
+    give_back(dispatch, *args)
+    del dispatch.torn[count:]
 
 
 without("what is left of a dead worker's lease is dealt again", "async removal@3", "async@2")(
@@ -375,22 +355,18 @@ without("R14: a worker that waits for the others holds nobody back", "ssp@3", "s
 )
 
 
-@without(
+@instead(
+    (Coordinator, "_complete"),
     "R18: the mode is not changed while a view is: what is decided rests on what the workers have brought "
     "to the meeting, not on reports, and who dies meanwhile has not come to it",
     "sync mode_requests",
     "async mode_requests",
     into=COVERED,
 )
-def _change_while_busy(patch: pytest.MonkeyPatch) -> None:
-    complete = Coordinator._complete
-
-    def hasty(coordinator: Coordinator) -> Any:
-        with pytest.MonkeyPatch.context() as within:
-            within.setattr(Coordinator, "is_busy", False)
-            return complete(coordinator)
-
-    patch.setattr(Coordinator, "_complete", hasty)
+def _change_while_busy(complete: Any, coordinator: Coordinator) -> Any:
+    with pytest.MonkeyPatch.context() as within:
+        within.setattr(Coordinator, "is_busy", False)
+        return complete(coordinator)
 
 
 without("R15: numbers go on where those of the mode before have ended", "sync mode_requests@8")(
@@ -398,42 +374,41 @@ without("R15: numbers go on where those of the mode before have ended", "sync mo
 )
 
 
-@without("a worker that waits for the others says so to the servers", "rests@1", "ssp@3")
-def _wait_in_silence(patch: pytest.MonkeyPatch) -> None:
-    def silent(session: Session, *given: Any, meet: Any = Session.meet) -> Any:
-        step = next(program := meet(session, *given))
-        result = yield program.send(None) if isinstance(step, Leave) else step
-        with pytest.raises(StopIteration):
-            program.send(result)
-        return result
+@instead(
+    (Session, "meet"),
+    "a worker that waits for the others says so to the servers",
+    "rests@1",
+    "ssp@3",
+)
+def _wait_in_silence(_: Any, session: Session, *given: Any, meet: Any = Session.meet) -> Any:
+    step = next(program := meet(session, *given))
+    result = yield program.send(None) if isinstance(step, Leave) else step
+    with pytest.raises(StopIteration):
+        program.send(result)
+    return result
 
-    patch.setattr(Session, "meet", silent)
 
-
-@without(
+@instead(
+    (Session, "change_mode"),
     "a later life passes over the changes of the mode that the fleet has made",
     "sync mode_requests@59",
 )
-def _change_again(patch: pytest.MonkeyPatch) -> None:
-    change = Session.change_mode
-
-    def again(session: Session, mode: Any, last: int) -> Program[None]:
-        session._switches = 0
-        return change(session, mode, last)
-
-    patch.setattr(Session, "change_mode", again)
+def _change_again(change: Any, session: Session, mode: Any, last: int) -> Any:
+    session._switches = 0
+    return change(session, mode, last)
 
 
-@without("W1: who passes a barrier later is told of the same wish", "sync mode_requests@20")
-def _forget_mode_requests(patch: pytest.MonkeyPatch) -> None:
-    take = CollectiveState.take
-
-    def forgetful(collectives: CollectiveState, completed: CollectiveCompleted) -> object:
-        released = take(collectives, completed)
-        collectives.told.clear()
-        return released
-
-    patch.setattr(CollectiveState, "take", forgetful)
+@instead(
+    (CollectiveState, "take"),
+    "W1: who passes a barrier later is told of the same wish",
+    "sync mode_requests@20",
+)
+def _forget_mode_requests(
+    take: Any, collectives: CollectiveState, completed: CollectiveCompleted
+) -> object:
+    released = take(collectives, completed)
+    collectives.told.clear()
+    return released
 
 
 without(
@@ -441,11 +416,12 @@ without(
 )(replaced(DataDispatch, "turn", lambda dispatch, to_rounds, reached: None))
 
 
-@without("W3: who registers is told of the last change of the mode", "sync mode_requests@19")
-def _hide_changes(patch: pytest.MonkeyPatch) -> None:
-    def silent(
-        call: Any, incarnation: int, first: int, view: int, completed: int, *_: object
-    ) -> Registration:
-        return Registration(call, incarnation, first, view, completed)
-
-    patch.setattr(coordinator, "Registration", silent)
+@instead(
+    (coordinator, "Registration"),
+    "W3: who registers is told of the last change of the mode",
+    "sync mode_requests@19",
+)
+def _hide_changes(
+    _: Any, call: Any, incarnation: int, first: int, view: int, completed: int, *rest: object
+) -> Registration:
+    return Registration(call, incarnation, first, view, completed)

@@ -12,19 +12,7 @@ from typing import Any
 import numpy as np
 
 from psfleet.core.base.errors import CheckpointError, PsfleetError
-from psfleet.core.engine.shard.events import (
-    BeginCut,
-    Event,
-    FrozenShard,
-    Join,
-    Pull,
-    Push,
-    SendError,
-    SendOutcome,
-    SendReport,
-    SendValues,
-    WriteSnapshot,
-)
+from psfleet.core.engine.shard import events
 from psfleet.core.engine.shard.membership_view import InstallView, PrepareView
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.net.v1.follower_pb2 import ChangesRequest, RowsRequest
@@ -36,26 +24,8 @@ from psfleet_server.durability.records import encode, encode_change
 from psfleet_server.durability.recovery import take
 from psfleet_server.snapshots.snapshot_coordinator import Standing
 from psfleet_worker.session.instructions import ServerJoined
-from tests.protocol.fleet.calls import (
-    AskServers,
-    AssignData,
-    CreateTable,
-    Depart,
-    Finish,
-    Follow,
-    Frozen,
-    Installed,
-    MoveRows,
-    Other,
-    Register,
-    Release,
-    Request,
-    Response,
-    Silent,
-    Taken,
-    Told,
-    Took,
-)
+from tests.protocol import scheduler
+from tests.protocol.fleet import calls
 from tests.protocol.fleet.followed import Followed
 from tests.protocol.fleet.job import COUNTS, FEW, ROWS, Job, sample_of
 from tests.protocol.fleet.kept import Kept, Start
@@ -63,16 +33,6 @@ from tests.protocol.fleet.moved import Moved
 from tests.protocol.fleet.plain import take_plainly
 from tests.protocol.fleet.primary import Primary
 from tests.protocol.fleet.snapshots import Snapshots
-from tests.protocol.scheduler import (
-    Append,
-    Boot,
-    Disk,
-    Instruction,
-    Received,
-    Send,
-    Tick,
-    WriteFile,
-)
 
 DEAD_AFTER = 1.0  # seconds
 
@@ -90,13 +50,18 @@ class Server:
     """
 
     def __init__(
-        self, index: int | None, job: Job, disk: Disk, boot: int, start: Start | None = None
+        self,
+        index: int | None,
+        job: Job,
+        disk: scheduler.Disk,
+        boot: int,
+        start: Start | None = None,
     ) -> None:
         self.job, self.boot = job, boot
         self.history: list[object] = list(disk.fields.get("history", []))
-        self.out: list[Instruction] = []
-        self.parts: dict[int, Taken] = {}
-        self._frozen: list[FrozenShard] = []
+        self.out: list[scheduler.Instruction] = []
+        self.parts: dict[int, calls.Taken] = {}
+        self._frozen: list[events.FrozenShard] = []
         self._primaries = [Primary(self)]  # that of the present standby, and of one that a move has
         self._snapshots = Snapshots(self, disk) if job.snapshots and index == 0 else None
         self.shard = None if index is None else Shard(index, job.servers, job.workers)
@@ -138,31 +103,31 @@ class Server:
         if self.kept is not None:
             self.kept.journal.log.append(kind, [body])
         elif self.job.logs:
-            self.out.append(Append((kind, body, record)))
+            self.out.append(scheduler.Append((kind, body, record)))
         self.history.append(record)
         self._primary.feed_record(kind, body, record)
 
     def _keep_decision(self, decision: Decision) -> None:
         self._keep(*encode_change(decision), decision)
 
-    def handle(self, event: Any) -> list[Instruction]:
+    def handle(self, event: Any) -> list[scheduler.Instruction]:
         self.out = []
         match event:
-            case Boot():
+            case scheduler.Boot():
                 self._start_coordinator()
-            case Tick():
+            case scheduler.Tick():
                 self._tick()
-            case Silent(worker, seconds):
+            case calls.Silent(worker, seconds):
                 self._pass(worker, seconds)
-            case Release(attach):
+            case calls.Release(attach):
                 release = self.feed.release if self.moved is None else self.moved.release
                 release(attach)
-            case Received(source, Follow(attach, servers)):
+            case scheduler.Received(source, calls.Follow(attach, servers)):
                 self._begin_copy(source, attach, servers)
-            case Received(_, Took() as took):
+            case scheduler.Received(_, calls.Took() as took):
                 for primary in self._primaries:
                     primary.took(took)
-            case Received(source, message):
+            case scheduler.Received(source, message):
                 self._receive(source, message)
         if self.shard is not None:
             self.shard.validate()
@@ -210,32 +175,32 @@ class Server:
 
     def _receive(self, source: str, message: Any) -> None:
         match message:
-            case Request(number, content):
+            case calls.Request(number, content):
                 self._called((source, number), content)
-            case Told(boot, content):
+            case calls.Told(boot, content):
                 self._told(source, boot, content)
             case _ if self.coordinator is not None:
                 self._take_message(self.coordinator, message)
 
     # -- the shard -----------------------------------------------------------------------------
 
-    def _event(self, event: Event, call: Any) -> None:
+    def _event(self, event: events.Event, call: Any) -> None:
         assert self.shard is not None
-        if isinstance(event, Push | Pull):
+        if isinstance(event, events.Push | events.Pull):
             self._taken += 1
             if self._taken % 2 and take_plainly(self.shard, event):  # others the ordinary way
-                if isinstance(event, Push):
-                    self._reply(call, SendOutcome(call, "applied"))
+                if isinstance(event, events.Push):
+                    self._reply(call, events.SendOutcome(call, "applied"))
                 else:
-                    self._perform(SendValues(call, event.reads))
+                    self._perform(events.SendValues(call, event.reads))
                 return
         for instruction in self.shard.handle(event, call):
             match instruction:
-                case SendOutcome(waiting) if isinstance(event, BeginCut):
+                case events.SendOutcome(waiting) if isinstance(event, events.BeginCut):
                     self._reply(waiting, self._standing(instruction.number))
-                case SendOutcome(waiting) if isinstance(event, Join):
+                case events.SendOutcome(waiting) if isinstance(event, events.Join):
                     self._reply(waiting, self._joined(instruction, event))
-                case SendOutcome(waiting):
+                case events.SendOutcome(waiting):
                     self._reply(waiting, instruction)
                 case _:
                     self._perform(instruction)
@@ -243,16 +208,16 @@ class Server:
     def _perform(self, instruction: Any) -> None:
         """What anybody's event may bring about."""
         match instruction:
-            case SendValues(waiting, reads):
+            case events.SendValues(waiting, reads):
                 shard = self.its_shard
                 values = shard.tables.read(reads)
                 self._reply(waiting, (values, shard.rounds.closed, shard.workers.view))
-            case SendError(waiting, error):
+            case events.SendError(waiting, error):
                 self._reply(waiting, error)
-            case WriteSnapshot(frozen):
+            case events.WriteSnapshot(frozen):
                 self._frozen.append(frozen)
 
-    def _joined(self, reply: SendOutcome, join: Join) -> ServerJoined:
+    def _joined(self, reply: events.SendOutcome, join: events.Join) -> ServerJoined:
         mode = self.its_shard.consistency
         declared = mode.declared if mode.mode else join.mode
         return ServerJoined(reply.number, reply.clock, declared, mode.switches)
@@ -283,7 +248,7 @@ class Server:
         for frozen in self._frozen:
             taken = taken_of(frozen)
             self.parts[frozen.number] = taken
-            self.out.append(WriteFile(frozen.number, taken))
+            self.out.append(scheduler.WriteFile(frozen.number, taken))
         self._frozen = []
 
     def _told(self, source: str, boot: int, message: PrepareView | InstallView) -> None:
@@ -291,18 +256,22 @@ class Server:
         shard = self.shard
         assert shard is not None
         if boot != self.boot:
-            self.out.append(Send(source, Other(shard.index, self.boot)))
+            self.out.append(scheduler.Send(source, calls.Other(shard.index, self.boot)))
             return
         call = object()
         for instruction in shard.handle(message, call):
             match instruction:
-                case SendReport(_, report):
+                case events.SendReport(_, report):
                     self._primary.feed.confirm()
-                    reply: Any = Frozen(shard.index, self.boot, message.view, report)
-                    self.out.append(Send(source, reply))
-                case SendOutcome(waiting) if waiting is call:
-                    self.out.append(Send(source, Installed(shard.index, self.boot, message.view)))
-                case SendError(waiting) if waiting is call:
+                    reply: Any = calls.Frozen(shard.index, self.boot, message.view, report)
+                    self.out.append(scheduler.Send(source, reply))
+                case events.SendOutcome(waiting) if waiting is call:
+                    self.out.append(
+                        scheduler.Send(
+                            source, calls.Installed(shard.index, self.boot, message.view)
+                        )
+                    )
+                case events.SendError(waiting) if waiting is call:
                     pass  # it is late, and says it again if it matters
                 case _:
                     self._perform(instruction)
@@ -312,17 +281,17 @@ class Server:
     def _called(self, call: tuple[str, int], content: Any) -> None:
         try:
             match content:
-                case CreateTable(spec, worker):
+                case calls.CreateTable(spec, worker):
                     assert self.shard is not None
                     self.shard.create(spec, np.zeros(0, np.float32), worker)
                     self._reply(call, True)
-                case Finish(number, cut):
+                case calls.Finish(number, cut):
                     self._reply(call, self._finished(number, cut))
-                case BeginCut(cutting):  # marks are the shard's, not the message's
-                    self._event(BeginCut(replace(cutting, marks={}, addressed={})), call)
-                case ChangesRequest() | RowsRequest() | MoveRows() | AskServers():
+                case events.BeginCut(cutting):  # marks are the shard's, not the message's
+                    self._event(events.BeginCut(replace(cutting, marks={}, addressed={})), call)
+                case ChangesRequest() | RowsRequest() | calls.MoveRows() | calls.AskServers():
                     pass  # see Followed, Moved
-                case Register() | Arrival() | Depart() | AssignData():
+                case calls.Register() | Arrival() | calls.Depart() | calls.AssignData():
                     assert self.coordinator is not None
                     self._coordinate(self.coordinator, call, content)
                 case _:
@@ -332,17 +301,17 @@ class Server:
 
     def _coordinate(self, coordinator: Coordinator, call: Any, content: Any) -> None:
         match content:
-            case Register(worker, boot):
+            case calls.Register(worker, boot):
                 self.release(coordinator.register(worker, boot, self.job.workers, call))
             case Arrival():
                 coordinator.worker_requests.mode_request = (
                     self.job.requested_modes[-1] if self.job.requested_modes else None
                 )
                 self.release(coordinator.arrive(content, call))
-            case Depart(worker, incarnation):
+            case calls.Depart(worker, incarnation):
                 self.release(coordinator.leave(worker, incarnation))
                 self._reply(call, True)
-            case AssignData(worker, incarnation, request):
+            case calls.AssignData(worker, incarnation, request):
                 self._reply(
                     call, (coordinator.assign_data(worker, incarnation, request), coordinator.view)
                 )
@@ -350,13 +319,13 @@ class Server:
     def release(self, outcomes: Iterable[Outcome]) -> None:
         """Answer calls to the coordinator."""
         for one in outcomes:
-            content = one.error if isinstance(one, SendError) else one
+            content = one.error if isinstance(one, events.SendError) else one
             assert self.coordinator is not None
             self._reply(one.call, content, self.coordinator.scaling.endpoints)
 
     def _reply(self, call: Any, content: Any, servers: tuple[str, ...] = ()) -> None:
         source, number = call
-        self.out.append(Send(source, Response(number, content, servers)))
+        self.out.append(scheduler.Send(source, calls.Response(number, content, servers)))
 
     # -- the coordinator -----------------------------------------------------------------------
 
@@ -364,11 +333,11 @@ class Server:
         match message:
             case Heartbeat():
                 coordinator.take_heartbeat(message, self._now)
-            case Frozen(server, boot, view, report):
+            case calls.Frozen(server, boot, view, report):
                 self.release(coordinator.reported(server, boot, view, report))
-            case Installed(server, boot, view):
+            case calls.Installed(server, boot, view):
                 self.release(coordinator.installed(server, boot, view))
-            case Other(server, boot):
+            case calls.Other(server, boot):
                 coordinator.rebooted(server, boot)
 
     def _tick(self) -> None:
@@ -376,10 +345,10 @@ class Server:
         self._write_parts()
         if self.shard is not None:
             heartbeat = Heartbeat(self.shard.index, server=True, boot=self.boot)
-            self.out.append(Send(self.job.home, heartbeat))
+            self.out.append(scheduler.Send(self.job.home, heartbeat))
         if self.coordinator is not None:
             for due in self.coordinator.due():
-                self.out.append(Send(f"S{due.server}", Told(due.boot, due.message)))
+                self.out.append(scheduler.Send(f"S{due.server}", calls.Told(due.boot, due.message)))
 
     def _pass(self, worker: int, seconds: float) -> None:
         """Time passes in which one worker is silent."""
@@ -394,7 +363,7 @@ class Server:
         coordinator.look(self._now)
 
 
-def taken_of(frozen: FrozenShard) -> Taken:
+def taken_of(frozen: events.FrozenShard) -> calls.Taken:
     """What a snapshot would have of a shard."""
     found: dict[int, dict[int, np.ndarray[Any, Any]]] = {
         spec.key: {} for spec in (ROWS, COUNTS, FEW)
@@ -405,7 +374,7 @@ def taken_of(frozen: FrozenShard) -> Taken:
             for key, row in zip(page.get("ids", ()), page.get("rows", ()), strict=True):
                 rows[int(key)] = row[: table.spec.dim].copy()
     frozen.close()
-    return Taken(
+    return calls.Taken(
         frozen.round,
         dict(frozen.pushes),
         frozenset(frozen.state.consistency.rounds.left),

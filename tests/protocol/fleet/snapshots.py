@@ -6,34 +6,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from psfleet.core.base.errors import DeadlineExceeded, PsfleetError
 from psfleet.core.engine.shard.events import BeginCut, EndCut, SendError
-from psfleet_server.snapshots.snapshot_coordinator import (
-    AnnounceSnapshot,
-    AwaitParts,
-    BeginCuts,
-    CompleteSnapshot,
-    OpenDraft,
-    PublishSnapshot,
-    ReleaseWorker,
-    ServerCalls,
-    SettleCuts,
-    SnapshotCoordinator,
-    SnapshotEvent,
-    SnapshotInstruction,
-    SnapshotRequest,
-    SnapshotTimeouts,
-    WatchCut,
-)
-from tests.protocol.fleet.calls import (
-    Announced,
-    Delivered,
-    Finish,
-    Learned,
-    Mark,
-    Published,
-    Request,
-    Response,
-    Taken,
-)
+from psfleet_server.snapshots import snapshot_coordinator
+from tests.protocol.fleet import calls
 from tests.protocol.scheduler import Disk, Received, Send, Tick, WriteFile
 
 if TYPE_CHECKING:
@@ -44,9 +18,9 @@ _EVERY = (0, 0, 2, 3)  # rounds between snapshots
 _MORE = 0.05  # of ticks that bring one more request
 
 
-def published(disk: Disk) -> dict[int, Published]:
+def published(disk: Disk) -> dict[int, calls.Published]:
     """The complete snapshots on the disk of server 0, by number."""
-    return {file.number: file for file in disk.files.values() if isinstance(file, Published)}
+    return {file.number: file for file in disk.files.values() if isinstance(file, calls.Published)}
 
 
 class Snapshots:
@@ -54,15 +28,15 @@ class Snapshots:
 
     def __init__(self, server: "Server", disk: Disk) -> None:
         self._server, self._disk = server, disk
-        patience = SnapshotTimeouts(_PATIENCE, _PATIENCE, _PATIENCE)
-        self._coordinator = SnapshotCoordinator(patience, lambda: self._ticks)
-        self._events: deque[SnapshotEvent] = deque()
+        patience = snapshot_coordinator.SnapshotTimeouts(_PATIENCE, _PATIENCE, _PATIENCE)
+        self._coordinator = snapshot_coordinator.SnapshotCoordinator(patience, lambda: self._ticks)
+        self._events: deque[snapshot_coordinator.SnapshotEvent] = deque()
         self._dice = random.Random(server.boot)
         self._ticks = 0.0
         self._requests = 0  # that wait
         self._calls = server.boot << 20
-        self._ask: ServerCalls | None = None
-        self._asked: dict[str, Request] = {}
+        self._ask: snapshot_coordinator.ServerCalls | None = None
+        self._asked: dict[str, calls.Request] = {}
         self._replies: dict[str, Any] = {}
         self._patience = 0
         self._announced: int | None = None
@@ -74,14 +48,14 @@ class Snapshots:
         match event:
             case Tick():
                 self._tick()
-            case Received(_, Response(number, content)):
+            case Received(_, calls.Response(number, content)):
                 self._answered(number, content)
-            case Received(source, Learned(number, worker, incarnation)):
+            case Received(source, calls.Learned(number, worker, incarnation)):
                 call = (source, number, incarnation)
                 self._events.append(
                     lambda machine: machine.worker_learned(call, number, worker, incarnation)
                 )
-            case Received(_, Delivered(number, worker, incarnation, state)):
+            case Received(_, calls.Delivered(number, worker, incarnation, state)):
                 self._events.append(
                     lambda machine: machine.state_delivered(
                         number, worker, incarnation, state, state
@@ -117,7 +91,7 @@ class Snapshots:
         if not self._requests or self._dice.random() < _MORE:
             self._request()
         if self._ticks >= self._coordinator.deadline:
-            self._events.append(SnapshotCoordinator.time_passed)
+            self._events.append(snapshot_coordinator.SnapshotCoordinator.time_passed)
         self._patience -= 1
         if self._ask is not None and self._patience < 0:
             self._give_up(DeadlineExceeded("a server does not answer"))
@@ -126,40 +100,44 @@ class Snapshots:
                 self._send(name, request)
         if self._announced is not None:
             for seat in range(self._server.job.workers):
-                self._send(f"w{seat}", Announced(self._announced))
+                self._send(f"w{seat}", calls.Announced(self._announced))
 
     def _request(self) -> None:
         self._requests += 1
         seen = max([self._server.its_shard.cuts.last, *published(self._disk)])
-        request = SnapshotRequest(every=self._dice.choice(_EVERY))
+        request = snapshot_coordinator.SnapshotRequest(every=self._dice.choice(_EVERY))
         self._events.append(lambda machine: machine.request("request", request, seen))
 
     # -- instructions --------------------------------------------------------------------------
 
-    def _perform(self, instruction: SnapshotInstruction) -> None:
+    def _perform(self, instruction: snapshot_coordinator.SnapshotInstruction) -> None:
         match instruction:
-            case OpenDraft(number):
+            case snapshot_coordinator.OpenDraft(number):
                 path, folder = f"snapshot {number}", f"draft {number}"
                 self._events.append(lambda machine: machine.draft_opened(path, folder))
-            case BeginCuts() | AwaitParts() | SettleCuts():
+            case (
+                snapshot_coordinator.BeginCuts()
+                | snapshot_coordinator.AwaitParts()
+                | snapshot_coordinator.SettleCuts()
+            ):
                 self._call(instruction)
-            case AnnounceSnapshot(announced):
+            case snapshot_coordinator.AnnounceSnapshot(announced):
                 self._announced = announced
-            case WatchCut(number):
+            case snapshot_coordinator.WatchCut(number):
                 self._watched = number
-            case ReleaseWorker(call, marks, last):
+            case snapshot_coordinator.ReleaseWorker(call, marks, last):
                 source, number, incarnation = cast("tuple[str, int, int]", call)
-                self._send(source, Mark(number, incarnation, None if marks else last))
-            case PublishSnapshot():
-                file = Published(
+                self._send(source, calls.Mark(number, incarnation, None if marks else last))
+            case snapshot_coordinator.PublishSnapshot():
+                file = calls.Published(
                     instruction.number,
-                    cast("tuple[Taken, ...]", instruction.parts),
+                    cast("tuple[calls.Taken, ...]", instruction.parts),
                     dict(instruction.states),
                     frozenset(self._server.its_shard.rounds.left),
                 )
                 self._server.out.append(WriteFile(("manifest", file.number), file))
-                self._events.append(SnapshotCoordinator.published)
-            case CompleteSnapshot() | SendError("request"):
+                self._events.append(snapshot_coordinator.SnapshotCoordinator.published)
+            case snapshot_coordinator.CompleteSnapshot() | SendError("request"):
                 self._requests -= 1
 
     def _send(self, to: str, message: Any) -> None:
@@ -167,28 +145,30 @@ class Snapshots:
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def _call(self, ask: ServerCalls) -> None:
+    def _call(self, ask: snapshot_coordinator.ServerCalls) -> None:
         """Ask all servers; again with every tick, until they have answered."""
         content: Any
         match ask:
-            case BeginCuts(_, cutting):
+            case snapshot_coordinator.BeginCuts(_, cutting):
                 content = BeginCut(cutting)
-            case AwaitParts(number, cut):
-                content = Finish(number, cut)
-            case SettleCuts(number, _, base):
+            case snapshot_coordinator.AwaitParts(number, cut):
+                content = calls.Finish(number, cut)
+            case snapshot_coordinator.SettleCuts(number, _, base):
                 content = EndCut(number, base)
         self._ask, self._patience = ask, _PATIENCE
         self._replies, self._asked = {}, {}
         for server in range(self._server.job.servers):
             self._calls += 1
-            self._asked[f"S{server}"] = Request(self._calls, content)
+            self._asked[f"S{server}"] = calls.Request(self._calls, content)
             self._send(f"S{server}", self._asked[f"S{server}"])
 
     def _answered(self, number: int, content: Any) -> None:
         name = next((name for name, asked in self._asked.items() if asked.number == number), None)
         if name is None or content is None:  # a repeat, or not yet
             return
-        if isinstance(content, PsfleetError) and not isinstance(self._ask, SettleCuts):
+        if isinstance(content, PsfleetError) and not isinstance(
+            self._ask, snapshot_coordinator.SettleCuts
+        ):
             self._give_up(content)
             return
         self._replies[name] = content
@@ -197,11 +177,13 @@ class Snapshots:
             self._end_call(lambda machine: machine.servers_replied(replies))
 
     def _give_up(self, error: PsfleetError) -> None:
-        if isinstance(self._ask, SettleCuts):  # whoever is away learns of it later
-            self._end_call(SnapshotCoordinator.servers_replied)
+        if isinstance(
+            self._ask, snapshot_coordinator.SettleCuts
+        ):  # whoever is away learns of it later
+            self._end_call(snapshot_coordinator.SnapshotCoordinator.servers_replied)
         else:
             self._end_call(lambda machine: machine.step_failed(error))
 
-    def _end_call(self, event: SnapshotEvent) -> None:
+    def _end_call(self, event: snapshot_coordinator.SnapshotEvent) -> None:
         self._ask, self._asked = None, {}
         self._events.append(event)

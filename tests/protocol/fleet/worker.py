@@ -17,28 +17,8 @@ from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.engine.shard.events import Join, Leave, Pull, Push
 from psfleet_server.coordinator.barriers import Arrival, CollectiveReply
 from psfleet_server.coordinator.data_dispatch import DatasetRequest
+from psfleet_worker.session import instructions
 from psfleet_worker.session.data_shares import WorkerData
-from psfleet_worker.session.instructions import (
-    AwaitMarking,
-    AwaitPushes,
-    AwaitReads,
-    CollectiveResult,
-    CutStream,
-    DataReply,
-    FlushPushes,
-    Instruction,
-    JoinCollective,
-    LayOutPush,
-    Pause,
-    Program,
-    RegisterWorker,
-    ReportState,
-    RequestData,
-    SendPull,
-    SendPush,
-    SkipStep,
-    TrainStep,
-)
 from psfleet_worker.session.worker_session import WINDOW, Collectives, Session, Stream
 from tests.protocol.fleet import calls
 from tests.protocol.fleet.asked import Asked, Pulled, Script, seated
@@ -210,7 +190,7 @@ class Worker:
 
     # -- instructions --------------------------------------------------------------------------
 
-    def run(self, program: Program[Any]) -> Script:
+    def run(self, program: instructions.Program[Any]) -> Script:
         """Do what a program asks for, until it ends; returns what it does."""
         outcome: Any = None
         while True:
@@ -220,20 +200,20 @@ class Worker:
                 return end.value
             outcome = yield from self.perform(wanted)
 
-    def perform(self, instruction: Instruction) -> Script:
+    def perform(self, instruction: instructions.Instruction) -> Script:
         """Do what a program asks for; returns what came of it."""
         match instruction:
-            case AwaitPushes(under_way, leaves):
+            case instructions.AwaitPushes(under_way, leaves):
                 yield from self._settle(under_way, leaves)
-            case SendPull():
+            case instructions.SendPull():
                 return (yield from self._read(instruction))
-            case LayOutPush():
+            case instructions.LayOutPush():
                 return self._holders()
-            case AwaitMarking() | ReportState():
+            case instructions.AwaitMarking() | instructions.ReportState():
                 return (yield from self._snapshot(instruction))
-            case SendPush():
+            case instructions.SendPush():
                 self._push(instruction)
-            case AwaitReads():
+            case instructions.AwaitReads():
                 return (yield from self._land())
             case Join():
                 joined = self.ask_all(instruction)
@@ -241,36 +221,45 @@ class Worker:
                 return [asked.reply for asked in joined]
             case Leave():
                 yield self.ask_all(instruction)
-            case CutStream():
+            case instructions.CutStream():
                 yield [
                     self.ask(f"marks {name}", instruction.to(server))
                     for server, name in enumerate(self.servers)
                 ]
-            case Pause():
+            case instructions.Pause():
                 pass  # what follows is asked again and again
-            case RegisterWorker() | JoinCollective() | RequestData():
+            case (
+                instructions.RegisterWorker()
+                | instructions.JoinCollective()
+                | instructions.RequestData()
+            ):
                 return (yield from self._coordinate(instruction))
-            case FlushPushes():
+            case instructions.FlushPushes():
                 yield from self.run(self.stream.flush())
-            case SkipStep():
+            case instructions.SkipStep():
                 yield from self.push(np.zeros(0, np.int64))
 
-    def _coordinate(self, wanted: RegisterWorker | JoinCollective | RequestData) -> Script:
+    def _coordinate(
+        self,
+        wanted: instructions.RegisterWorker
+        | instructions.JoinCollective
+        | instructions.RequestData,
+    ) -> Script:
         session = self.session
         match wanted:
-            case RegisterWorker():
+            case instructions.RegisterWorker():
                 return seated((yield from self.home(calls.Register(self.seat, self.boot))))
-            case JoinCollective(number, mode, value, change, reached):
+            case instructions.JoinCollective(number, mode, value, change, reached):
                 incarnation, last = session.incarnation, session.sequence
                 arrival = Arrival(
                     self.seat, incarnation, number, mode, value, change, last, reached
                 )
                 released: CollectiveReply = yield from self.home(arrival)
                 mode_request = released.mode_request
-                return CollectiveResult(
+                return instructions.CollectiveResult(
                     released.value, (mode_request.mode, {}) if mode_request is not None else None
                 )
-            case RequestData(dataset, batch, number, lease, used):
+            case instructions.RequestData(dataset, batch, number, lease, used):
                 job = self.job
                 request = DatasetRequest(
                     dataset, job.size, batch, job.epochs, round=number, lease=lease, used=used
@@ -281,17 +270,17 @@ class Worker:
                     what = RoundPlan(job.size, batch)
                 elif not number and isinstance(what, RoundPlan):
                     what = ()
-                return DataReply(what, view)
+                return instructions.DataReply(what, view)
 
-    def _snapshot(self, wanted: AwaitMarking | ReportState) -> Script:
+    def _snapshot(self, wanted: instructions.AwaitMarking | instructions.ReportState) -> Script:
         incarnation = self.session.incarnation
         match wanted:
-            case AwaitMarking(number):
+            case instructions.AwaitMarking(number):
                 self._told[number] = calls.Learned(number, self.seat, incarnation)
                 self._markings[number] = Asked(calls.Request(0, None))
                 yield [self._markings[number]]
                 return self._markings[number].reply
-            case ReportState(number, last):
+            case instructions.ReportState(number, last):
                 self._told[number] = calls.Delivered(number, self.seat, incarnation, last)
 
     def _holders(self) -> list[bool]:
@@ -304,7 +293,7 @@ class Worker:
         ]
         return [True, *(bool(it) or self.dice.random() < 0.5 for it in needed[1:])]
 
-    def _push(self, send: SendPush) -> None:
+    def _push(self, send: instructions.SendPush) -> None:
         """Each server's part of the gradient, and a use of each sample, on every server that it goes to."""
         self._send_waiting()
         session, samples, count = self.session, self._samples, len(self.servers)
@@ -349,7 +338,7 @@ class Worker:
             yield self._under_way[0]
             self._under_way.popleft()
 
-    def _read(self, read: SendPull) -> Script:
+    def _read(self, read: instructions.SendPull) -> Script:
         """Rows in sync mode; else pull from some servers only, so that the others lag."""
         self._send_waiting()
         session = self.session
@@ -424,7 +413,7 @@ class Worker:
                 wanted = program.send(outcome)
             except StopIteration:
                 return
-            if isinstance(wanted, TrainStep):
+            if isinstance(wanted, instructions.TrainStep):
                 yield from self.step(places(wanted.ranges))
             outcome = yield from self.perform(wanted)
 

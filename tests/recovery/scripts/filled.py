@@ -16,11 +16,11 @@ import numpy as np
 
 from psfleet import fleet
 from psfleet.core.engine.rules import make_rule
-from psfleet.core.engine.runtime_interface import Gradient, Read
+from psfleet.core.engine.runtime_interface import Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.runtime.process_runtime import current
 from psfleet.core.runtime.strategy import DistributedStrategy
-from tests.trainings import zero_rows
+from tests.trainings import dependent, one_more, zero_rows
 
 SAMPLES, EPOCHS = 160, 2
 WEIGHTS = TableSpec("weights", "dense", (9000,), make_rule("adam", {}))
@@ -55,15 +55,7 @@ def main(mode: str, folder: Path, fills: int) -> None:
             meet(folder, me, step // 3)
         if mode == "sync" and fills and me == 0 and step == 3 * fills + 1:
             await_file(folder / "taken")
-        weights = active.pull([Read(WEIGHTS.key)])[0]
-        noise = np.random.default_rng(chosen).standard_normal(9000, np.float32)
-        ones = np.full((len(chosen), 1), -1, np.float32)
-        active.push(
-            [
-                Gradient(COUNTS.key, ones, chosen, 1.0),
-                Gradient(WEIGHTS.key, weights * np.float32(0.1) + noise, None, 0.05),
-            ]
-        )
+        active.push([one_more(COUNTS, chosen), dependent(active, WEIGHTS, chosen)])
         active.flush()
     fleet.barrier_worker()
     if me == 0:
