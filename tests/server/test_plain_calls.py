@@ -51,7 +51,7 @@ SPECS = (
     TableSpec("seldom", "sparse", (5,), SGD(), entry=CountFilterEntry(2)),
     TableSpec("every", "sparse", (5,), Adam(), every_row=True),
 )
-WORKERS, LANE = 3, 1 << 17
+WORKERS, LANE = 3, 1 << 19
 COUNTS = (5, 5, 5, 5, 1, 8, 0, 70, 5, 5)
 
 
@@ -355,8 +355,8 @@ def test_places_stand_for_arrays(name: str) -> None:
     one, other = SparseTable(spec), SparseTable(spec)
     rows, dice = one.placed(), np.random.default_rng(1)
     assert rows is not None
-    for count in (6, 90, 0, 6):
-        ids = dice.choice(99, count, replace=False).astype(np.int64)
+    for count in (6, 90, 0, 600, 6):
+        ids = dice.choice(max(99, count + 50), count, replace=False).astype(np.int64)
         values = dice.standard_normal((count, spec.push_width)).astype(np.float32)
         assert rows.can_push(address_of(ids), count)
         rows.push(address_of(ids), count, address_of(values), 0.1)
@@ -365,7 +365,7 @@ def test_places_stand_for_arrays(name: str) -> None:
         rows.pull(address_of(ids), count, address_of(outs[0]))
         other.pull_into(ids, outs[1])
         np.testing.assert_array_equal(outs[0], outs[1])
-    np.testing.assert_array_equal(one.page(0, 99).values, other.page(0, 99).values)
+    np.testing.assert_array_equal(one.page(0, 999).values, other.page(0, 999).values)
     assert (one.traffic, one.clock) == (other.traffic, other.clock)
 
 
@@ -464,6 +464,54 @@ def test_segments_are_checked_as_on_the_ordinary_way(in_lane: bool) -> None:
         assert taken > 40
 
 
+@pytest.mark.parametrize("in_lane", [True, False])
+def test_calls_of_many_ids_are_plain(in_lane: bool) -> None:
+    """Exchanges of more ids than kernels keep the GIL for, and with longer replies than are copied whole, do
+    what they do on the ordinary way. One that names an id twice is refused."""
+    with Side(AsyncMode(), 1.0) as one, Side(AsyncMode(), 0.0) as other:
+        dice = np.random.default_rng(5)
+        specs = [
+            SPECS[5],
+            SPECS[0],
+        ]  # a row of 16 values, and of 5: an odd number of these needs padding
+        for turn, count in enumerate((511, 513, 1201, 1201, 1400), 1):
+            ids = dice.choice(2000, count, replace=False).astype(np.int64)
+            if turn == 4:
+                ids[-1] = ids[0]
+            header = Header(worker=0, incarnation=1, sequence=turn - (turn > 4), clock=turn)
+            layout, content, reply = b"", b"", 1 << 18
+            for spec in specs:
+                values = dice.standard_normal((count, *spec.shape)).astype(np.float32)
+                content += bytes(-len(content) % 8)
+                offset = in_lane * (FIRST + len(content))
+                fields: dict[str, Any] = {"table": spec.key, "count": count, "offset": offset}
+                push = Segment(content=segments.ID_ROWS, learning_rate=0.1, **fields)
+                layout += segments.written(push)
+                content += ids.tobytes() + values.tobytes()
+            for spec in specs[::-1]:
+                content += bytes(-len(content) % 8)
+                offset = in_lane * (FIRST + len(content))
+                fields = {"table": spec.key, "count": count, "offset": offset}
+                pull = Segment(content=segments.IDS, reply=in_lane * reply, **fields)
+                layout += segments.written(pull)
+                content, reply = content + ids.tobytes(), reply + 4 * count * spec.shape[0]
+            content += bytes(-len(content) % 8)
+            for side in one, other:
+                message = content
+                if in_lane:
+                    header.lane.generation, header.lane.turn = 2**63, turn
+                    memory = side.memories[0].bytes[FIRST:]
+                    memory[: len(content)], message = np.frombuffer(content, np.uint8), b""
+                request = frame.encode(header, [message] if message else [], layout)
+                side.call("exchange", request)
+            assert one.replies == other.replies
+            assert ("twice" in str(one.replies[-1])) == (turn == 4)
+            for mine, its in zip(one.signature(), other.signature(), strict=True):
+                assert mine == its
+        assert one.host.bytes.plain == 4
+        assert not other.host.bytes.plain
+
+
 def test_a_push_that_memory_suffices_for_table_by_table_only_is_refused_whole() -> None:
     """Two tables that may each grow, but not both, keep their rows: the call goes the ordinary way, which
     refuses it before the first table changes."""
@@ -508,9 +556,9 @@ def test_most_calls_of_a_job_are_plain(
             table = fleet.sparse_table("adam", 5, psfleet.optimizer.Adam())
             bias = fleet.dense_table("bias", np.zeros(5), psfleet.optimizer.Adam())
             for step in range(60):
-                ids = np.arange(step + 1)
+                ids = np.arange(20 * step + 1)  # up to 1,181: more than HTTP/2 reads at once
                 fleet.pull({table: ids, bias: None})
-                fleet.push({table: (ids, np.ones((step + 1, 5))), bias: np.ones(5)})
+                fleet.push({table: (ids, np.ones((len(ids), 5))), bias: np.ones(5)})
         assert server.host.bytes.plain > 55
 
 

@@ -7,7 +7,7 @@ with the same bytes it reuses one of three levels:
 1. no entry: parse the segments and make NumPy arrays over the tensors (`segments.read_request`);
 2. `CallLayout`: the arrays are known. For tensors in shared memory the same views are used again; for tensors
   in the message, `_MessageLayout` makes new views at the known offsets;
-3. `CallPlan`: no arrays at all, kernels get addresses. Only `PlainCalls` uses it. A small call then takes 32
+3. `CallPlan`: no arrays, kernels get addresses. Only `PlainCalls` uses it. A small call then takes 32
   instead of 99 us of the server's CPU (docs/decisions/0033-plain-calls.md). A plan is made of the segments
   themselves, because with several servers the numbers of ids, and so the bytes, differ from call to call.
 
@@ -47,17 +47,22 @@ Bytes = NDArray[np.uint8]
 # Alignment in bytes that the kernels of compressed values need.
 _WORD = 4
 
-# Maximum number of ids of one table in a planned call. Its kernels keep the GIL, so all other threads wait
-# for them: at 35 to 60 ns an id (decision 15), 20 to 30 us, about as long as the rest of the call takes.
-_MOST_IDS = 512
-# Maximum number of bytes of values in the reply of a planned call. The whole reply, values included, is
-# copied from the prepared one, and only then filled. Other limits have not been compared.
-_LONGEST = 256 << 10
+# Maximum number of bytes of values in the reply message of a planned call. It is far below
+# `frame.MAX_MESSAGE`, so that such a reply can always be encoded once the call's push has been applied.
+_LONGEST = 256 << 20
+# Up to this many bytes of values, a reply is copied whole from a prepared one and then filled. A longer one
+# is made of unwritten memory, which saves that pass over its bytes.
+_COPIED = 64 << 10
 # A plan prepares one reply for each pair of outcome and view number. A new view makes the earlier replies
 # useless, so only a few are worth keeping.
 _MOST_OPENINGS = 8
-_Opening = tuple[bytearray, list[int]]
-"""A prepared reply: the message to send, and the offset of each read's values in it."""
+_Rooms = list[tuple[int, int, int]]
+"""For each read three offsets in a payload: begin and end of its values, and end of the padding."""
+_Opening = tuple[bytes, bytearray, list[int], _Rooms]
+"""A prepared reply: bytes before the payload, whole message, offset of each read's values, places of values.
+
+The whole message is empty if it would be too long to be copied for each call.
+"""
 # Layouts of all workers together. A training step needs a few, which its workers share.
 _MOST_LAYOUTS = 64
 # Plans kept for each worker's memory, and for all messages. A plan takes about 1 kB.
@@ -181,20 +186,32 @@ def lay_out(
         FrameError: The message is too long.
     """
     parts = tuple([(read.table, read.format, shape_of(read)) for read in reads])
-    opening, rooms, size = _opening(header.SerializeToString(), parts)
-    message, payload = frame.reserve_behind(opening, size)
+    opening, rooms = _opening(header.SerializeToString(), parts)
+    message, payload = _unwritten(opening, rooms)
     response = PullResponse(message, len(message))
-    for read, (_, _, shape), (start, end, filled) in zip(reads, parts, rooms, strict=True):
-        payload[end:filled] = 0  # else the padding would send what this memory held before
+    for read, (_, _, shape), (start, end, _) in zip(reads, parts, rooms, strict=True):
         response.add(read, shape, payload[start:end])
     return response
+
+
+def _unwritten(opening: bytes, rooms: _Rooms) -> tuple[bytes, Bytes]:
+    """Return a message whose values are unwritten memory, and a writable view of its payload.
+
+    Args:
+        opening: Bytes before the payload.
+        rooms: Places of the values of all reads.
+    """
+    message, payload = frame.reserve_behind(opening, rooms[-1][2] if rooms else 0)
+    for _, end, filled in rooms:
+        payload[end:filled] = 0  # else the padding would send what this memory held before
+    return message, payload
 
 
 # As many as one worker may have plans (`_MOST_PLANS`), each of which needs one.
 @lru_cache(256)
 def _opening(
     fields: bytes, parts: tuple[tuple[int, Format, tuple[int, ...]], ...]
-) -> tuple[bytes, list[tuple[int, int, int]], int]:
+) -> tuple[bytes, _Rooms]:
     """Encode the part of a response before its payload. Cached, because most responses repeat the one before.
 
     Args:
@@ -203,21 +220,17 @@ def _opening(
         parts: Table, format and shape of each read.
 
     Returns:
-        A triple:
-
-        - the bytes before the payload;
-        - for each read three offsets in the payload: the begin of its values, their end, and the end of the
-          padding after them;
-        - the size of the payload in bytes.
+        The bytes before the payload, and the places of the values in it.
     """
-    header, rooms, end = Header.FromString(fields), [], 0
+    header, end = Header.FromString(fields), 0
+    rooms: _Rooms = []
     for table, form, shape in parts:
         content = segments.VALUES if len(shape) == 1 else segments.ROWS
         precision = segments.PRECISIONS[form]
         header.segments.add(table=table, content=content, count=shape[0], precision=precision)
         start, end = end, end + CompressedValues.size_of(form, shape)
         rooms.append((start, end, end := end + -end % frame.ALIGNMENT))
-    return frame.opening(header, end), rooms, end
+    return frame.opening(header, end), rooms
 
 
 @dataclass(slots=True)
@@ -317,7 +330,7 @@ class CallPlan:
                     rows[segment.table] = table.placed()
                 accessor, ids, pushed = rows[segment.table], count, count * table.spec.push_width
                 shape = count, table.spec.dim
-                _check(accessor is not None and count <= _MOST_IDS)
+                _check(accessor is not None)
                 _check(content in (segments.IDS, segments.ID_ROWS))
             values = at + 8 * ids
             end = values if is_read else values + 4 * pushed
@@ -381,11 +394,13 @@ class CallPlan:
             message = placed(outcome, view)
             outs, size = None, self._reply_bytes + len(message)
         else:
-            opening, outs = self._openings.get((outcome, view)) or self._open(outcome, view)
-            # No other thread has this copy yet, so the kernels may write into it although bytes are
-            # immutable. It is a copy only because `opening` is a bytearray: of bytes, `bytes` returns the
+            prepared = self._openings.get((outcome, view)) or self._open(outcome, view)
+            opening, copied, outs, rooms = prepared
+            # No other thread has this message yet, so the kernels may write into it although bytes are
+            # immutable. `bytes` makes a copy only because `copied` is a bytearray: of bytes, it returns the
             # same object, and the kernels would write into the prepared reply of all calls.
-            message, size = bytes(opening), len(opening)
+            message = bytes(copied) or _unwritten(opening, rooms)[0]
+            size = len(message)
         first = 0 if outs is None else content_address(message)
         for number, part in enumerate(self._reads):
             out = part.values if outs is None else first + outs[number]
@@ -399,12 +414,14 @@ class CallPlan:
     def _open(self, outcome: Outcome, view: int) -> _Opening:
         """Prepare the reply for this outcome of a push and this number of a view (membership)."""
         header = Header(outcome=outcome, view=view)
-        opening, rooms, size = _opening(header.SerializeToString(), self._shapes)
+        opening, rooms = _opening(header.SerializeToString(), self._shapes)
         outs = [len(opening) + start for start, _, _ in rooms]
         if len(self._openings) >= _MOST_OPENINGS:
             self._openings.clear()
+        size = rooms[-1][2]
         # A bytearray, so that `respond` has to copy it.
-        prepared = self._openings[outcome, view] = bytearray(opening + bytes(size)), outs
+        copied = bytearray(opening + bytes(size)) if size <= _COPIED else bytearray()
+        prepared = self._openings[outcome, view] = opening, copied, outs, rooms
         return prepared
 
 

@@ -246,8 +246,8 @@ class DeferredReply:
                     latency.total += duration
             if self._deadlines is not None:
                 self._deadlines.forget(self)
-            elif duration > SLOW and not self.is_deferred:  # so the time is the server's own
-                _log_slow(self._latency.name, duration)
+            elif not self.is_deferred:  # so the time is the server's own
+                log_if_slow(self._latency.name, duration)
         return first
 
 
@@ -392,8 +392,7 @@ def immediate(
             duration = time.perf_counter_ns() - began
             histogram.counts[duration.bit_length()] += 1
             histogram.total += duration
-            if duration > SLOW:
-                _log_slow(behavior.__name__, duration)
+            log_if_slow(behavior.__name__, duration)
 
     return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -410,6 +409,13 @@ def as_psfleet_error(error: Exception) -> PsfleetError:
     return internal_error(error)
 
 
-def _log_slow(name: str, duration: int) -> None:
-    seconds = duration / 1e9
-    _log.info(f"the call {name!r} took {seconds:.2f} s", extra={"seconds": round(seconds, 3)})
+def log_if_slow(name: str, duration: int) -> None:
+    """Log a call that took longer than `SLOW`.
+
+    Args:
+        name: Name of the method.
+        duration: Duration of the call in ns.
+    """
+    if duration > SLOW:
+        seconds = duration / 1e9
+        _log.info(f"the call {name!r} took {seconds:.2f} s", extra={"seconds": round(seconds, 3)})

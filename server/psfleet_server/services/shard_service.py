@@ -2,8 +2,8 @@
 
 There are two code paths for pushes and pulls, with the same replies and the same effects:
 
-- `PlainCalls` handles the common small calls without making an array or a protobuf object. For every other
-  call it returns None and changes nothing.
+- `PlainCalls` handles the common calls without making an array or a protobuf object. For every other call
+  it returns None and changes nothing.
 - `ShardService` handles every call, and all other methods of the service.
 
 The HTTP/2 server tries `PlainCalls` first. docs/decisions/0033-plain-calls.md explains why there are two
@@ -57,7 +57,7 @@ from psfleet_server.rpc.call_layout import (
     lay_out_call,
     push_response,
 )
-from psfleet_server.rpc.replies import DeferredReply, encoded, parsed
+from psfleet_server.rpc.replies import DeferredReply, encoded, log_if_slow, parsed
 
 _UNSIGNED = 2**64 - 1
 
@@ -68,7 +68,7 @@ _MOST_EVICTIONS = 1 << 20  # most ids in a reply to Evictions
 
 
 class PlainCalls:
-    """Fast path for small pushes and pulls: takes a request's bytes, and returns the reply's bytes or None.
+    """Fast path for pushes and pulls: takes a request's bytes, and returns the reply's bytes or None.
 
     A call is plain if its tensors can be used by address, and the call needs no log record, no standby, no
     snapshot under way, no round and no waiting. For any other call the result is None, nothing has changed,
@@ -185,6 +185,7 @@ class PlainCalls:
             measured.counts[spent.bit_length()] += 1
             measured.total += spent
         if latency is None:
+            log_if_slow(host.latencies.push.name, spent)
             sizes.push += size
             return push_response(outcome)
         if pushes:
@@ -197,6 +198,7 @@ class PlainCalls:
         spent = time.perf_counter_ns() - began
         latency.counts[spent.bit_length()] += 1
         latency.total += spent
+        log_if_slow(latency.name, spent)
         return message
 
 

@@ -1,8 +1,8 @@
 """Pulls and pushes of a sparse table's rows: calls the kernels that are generated from the table's rule.
 
 RowUpdate is the interface. HostRowUpdate implements it for rows in host memory; tables/device has the
-implementation for rows on a GPU. PlacedRows makes the same kernel calls for small requests. It takes
-addresses instead of NumPy arrays, because converting arrays would take longer than the update.
+implementation for rows on a GPU. PlacedRows makes the same kernel calls for plain calls. It takes addresses
+instead of NumPy arrays, because converting arrays takes longer than a small update.
 """
 
 import threading
@@ -33,6 +33,9 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _FEW = 64  # up to this many ids, repeats are found by comparing each id with all others
+# Up to this many ids, kernels keep the GIL: at 35 to 60 ns an id, 20 to 30 us, about as long as the rest of a
+# call takes. All other threads wait for that long, so kernels of more ids release the GIL.
+_SHORT = 512
 
 
 class DeviceValues(Protocol):
@@ -136,13 +139,12 @@ class HostRowUpdate:
         self._zeros = np.zeros(spec.dim, np.float32)
 
     def pull_into(self, ids: Ids, out: Floats) -> int:
+        return self.pull_at(address_of(ids), len(ids), address_of(out))
+
+    def pull_at(self, ids: int, count: int, out: int) -> int:
+        """Pull as `pull_into` does, with the addresses of `count` ids and of their weights."""
         unknown: int = self._pull(
-            self._index.address,
-            address_of(ids),
-            len(ids),
-            address_of(out),
-            *self._initial,
-            address_of(self._ring),
+            self._index.address, ids, count, out, *self._initial, address_of(self._ring)
         )
         return unknown
 
@@ -174,14 +176,21 @@ class HostRowUpdate:
 
     def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
         self._index.expect(len(ids))
-        index_at, ids_at = self._index.address, address_of(ids)
-        turn = (step - 1) % self._turns if self._turns else 0
-        constant = address_of(scalars), turn, step, *self._initial
-        scratch = address_of(self._ring), address_of(self._scratch)
+        ids_at, scalars_at = address_of(ids), address_of(scalars)
         for rows in gradients.blocks() if isinstance(gradients, BagSums) else [gradients]:
             assert isinstance(rows, np.ndarray)
-            self._push(index_at, ids_at, len(rows), address_of(rows), *constant, *scratch)
+            self.push_at(ids_at, len(rows), address_of(rows), scalars_at, step)
             ids_at += ids.itemsize * len(rows)
+
+    def push_at(self, ids: int, count: int, gradients: int, scalars: int, step: int) -> None:
+        """Push as `push` does, with the addresses of `count` ids, their gradients and the scalars.
+
+        The caller has called `HostRowMemory.expect`, if some ids may be new.
+        """
+        turn = (step - 1) % self._turns if self._turns else 0
+        rows = self._index.address, ids, count, gradients
+        scratch = address_of(self._ring), address_of(self._scratch)
+        self._push(*rows, scalars, turn, step, *self._initial, *scratch)
 
     def update_other_rows(self, scalars: Floats, step: int) -> None:
         assert self._rest is not None
@@ -231,11 +240,11 @@ def placed_rows(
 
 
 class PlacedRows:
-    """Fast pulls and pushes of a few rows. Methods take the addresses of arrays instead of the arrays.
+    """Fast pulls and pushes of plain calls. Methods take the addresses of arrays instead of the arrays.
 
-    These calls keep the GIL, because releasing it takes longer than the call. Call `can_push` before each
-    `push`; between the two, nothing else may change the table. A push here is not recorded for followers, so
-    use it only while the table has none.
+    Calls of few ids keep the GIL, because releasing it takes longer than the call. Call `can_push` before
+    each `push`; between the two, nothing else may change the table. A push here is not recorded for
+    followers, so use it only while the table has none.
 
     Args:
         table: The table; its `step` and `traffic` are updated here.
@@ -310,8 +319,11 @@ class PlacedRows:
                 words[position] = number
                 position += 1  # a plain loop is the fastest way to fill the array
             table.traffic.updated += count
-            turn = (step - 1) % turns if turns else 0
-            self._push(self._place, ids, count, gradients, self._scalars_at, turn, step)
+            if count <= _SHORT:
+                turn = (step - 1) % turns if turns else 0
+                self._push(self._place, ids, count, gradients, self._scalars_at, turn, step)
+            else:
+                self._rule.push_at(ids, count, gradients, self._scalars_at, step)
             if self._grows:
                 self._account.charge_budget()
             self._lifetime.age(step)
@@ -319,5 +331,8 @@ class PlacedRows:
     def pull(self, ids: int, count: int, out: int) -> None:
         traffic = self._table.traffic
         with self._lock:
-            traffic.unknown += self._pull(self._place, ids, count, out)
+            if count <= _SHORT:
+                traffic.unknown += self._pull(self._place, ids, count, out)
+            else:
+                traffic.unknown += self._rule.pull_at(ids, count, out)
             traffic.pulled += count

@@ -269,6 +269,7 @@ class IncomingCall(StreamState):
     Attributes:
         connection: Connection that the call arrived on.
         behavior: Handler of the call's method, or None if the call was refused.
+        at_once: Function that may reply to the call directly (`ServerSettings.at_once`), or None.
         deadline: Time (time.monotonic) at which the client gives up, or None if it never does.
         code, details, metadata: Final gRPC status code, its text for a person, and trailing headers.
         has_opened: True if the headers and a part of the reply were sent. Only streaming methods send parts.
@@ -276,6 +277,7 @@ class IncomingCall(StreamState):
 
     connection: "ServerConnection"
     behavior: "Behavior | Streaming | None" = None
+    at_once: Callable[[bytes], bytes | None] | None = None
     deadline: float | None = None
     code = 0
     details = ""

@@ -273,7 +273,7 @@ class ServerConnection(Http2Connection[IncomingCall]):
             self._check_call(number, block, ends)
         else:  # the same headers have passed the checks before
             call = self._open(number)
-            call.ended = ends
+            call.ended, call.at_once = ends, self._at_once.get(prefix)
             self._take_call(call, behavior, int(timeout[:-1]) * 1e-3)
 
     def _open(self, number: int) -> IncomingCall:
@@ -380,7 +380,15 @@ class ServerConnection(Http2Connection[IncomingCall]):
             stream.refuse(_INVALID, "the call ended without its message")
             return
         message, stream.content = stream.content, b""
-        stream.run_handler(stream.behavior, message)
+        try:
+            reply = None if stream.at_once is None else stream.at_once(message)
+        except Exception as error:
+            stream.fail(error)
+            return
+        if reply is None:
+            stream.run_handler(stream.behavior, message)
+        else:
+            stream.end(reply)
 
     @override
     def on_damage(self, stream: IncomingCall, damage: DamagedMessage) -> None:
