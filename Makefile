@@ -99,6 +99,7 @@ bench-kernels: $(VENV)/.has-test
 
 # Needs numba's CUDA target (pip install 'psfleet[cuda]') and a GPU, and says which of them is missing.
 bench-gpu: $(VENV)/.has-test
+	$(VENV)/bin/python benchmarks/gpu_figures.py $(ARGS)
 	$(VENV)/bin/python benchmarks/gpu.py $(ARGS)
 	$(VENV)/bin/python benchmarks/gpu_jobs.py $(ARGS)
 
@@ -158,6 +159,8 @@ test-gpu: $(VENV)/.has-test
 	$(VENV)/bin/python -m tests.tables.device_distinct
 	PSFLEET_TEST_GPU=1 PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m pytest -p tests.tables.on_device --device-room=0 \
 	    --numprocesses $(JOBS) --dist worksteal $(DEVICE_TESTS) $(ARGS)
+	PSFLEET_TEST_GPU=1 PYTHONPATH=$(CURDIR) $(VENV)/bin/python -m pytest -p tests.tables.on_device \
+	    -p tests.torch.on_table_gpu --device-room=0 tests/torch/device_tensors.py $(ARGS)
 
 # An engine that cannot be had is named as skipped. One process tests under Slurm and one on Ray, for each has a
 # cluster, and one all else; these tests mostly wait.

@@ -22,13 +22,14 @@ from psfleet.core.engine.gradient_checks import as_ids
 from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.engine.runtime_interface import Asked, PooledIds, Read, Runtime, TableState
 from psfleet.core.engine.schema.entry import Entry, ShowClickEntry, part_of
-from psfleet.core.engine.schema.table import InitializerSpec, RowPrecision, TableSpec
+from psfleet.core.engine.schema.table import Device, InitializerSpec, RowPrecision, TableSpec
 from psfleet.core.graph.parameters.parameter_client import (
     ParameterClient,
     are_equal,
     places_of,
     slots_of,
 )
+from psfleet.torch import device_tensors
 from psfleet.torch.rule_mapping import RuleMapping
 from psfleet.torch.table_weight import GradientBags, GradientIds, TableWeight, as_tensor, look_up
 
@@ -76,6 +77,7 @@ class EmbeddingRows:
         entry: Rule that decides which new ids get a row, or None if every pushed id gets a row.
         precision: Number format in which the servers store the rows.
         servers: Number of servers that hold the table, or None for all.
+        device: Kind of memory that stores the rows, or None for the servers' setting.
         weight: Parameter in place of the weight, as torch's optimizers see it. It takes no memory.
         content: Initial rows, float32 [count, dim], or None if `initializer` makes them.
         watcher: Object that is notified of each lookup, or None.
@@ -94,6 +96,7 @@ class EmbeddingRows:
         entry: Entry | None = None,
         precision: RowPrecision = "float32",
         servers: int | None = None,
+        device: Device | None = None,
     ) -> None:
         self.name = name
         self.count = count
@@ -104,6 +107,7 @@ class EmbeddingRows:
         self.entry = entry
         self.precision = precision
         self.servers = servers
+        self.device = device
         self.weight = TableWeight(count, dim)
         self.content: Floats | None = None
         self.watcher: LookupObserver | None = None
@@ -125,6 +129,7 @@ class EmbeddingRows:
             self.entry,
             self.precision,
             self.servers,
+            self.device,
         )
         twin.weight = copy.deepcopy(self.weight, memo)
         twin.content = self.content
@@ -186,9 +191,16 @@ class EmbeddingRows:
             self.entry,
             servers=self.servers,
             precision=self.precision,
+            device=self.device,
         )
         client.runtime.create(spec)
         self.read_from(client, spec)
+        if client.runtime.reader_to_device(spec.key) is not None and not self.counts:
+            # The gradient of a parameter must be on the parameter's device.
+            self.weight.data = (
+                self.weight.data[:1, :1].to(device_tensors.table_gpu()).expand_as(self.weight)
+            )
+            self._ledger.on_device = True
         if self.count is not None:
             # Weak, because rows refer to their weight: a cycle would keep a dropped model in `_living` until
             # the garbage collector runs.
@@ -343,6 +355,10 @@ class EmbeddingRows:
         Raises:
             IdError: An id is negative or not below `count`.
         """
+        if (rows := self._on_device(ids)) is not None:
+            return look_up(
+                self.weight, lambda: rows, ids.detach().to(torch.int64), self._ledger, padding
+            )
         numbers = as_ids(ids.detach().cpu().numpy(), f"embedding {self.name!r}")
         self._check(numbers)
         if self.watcher is not None:
@@ -351,12 +367,35 @@ class EmbeddingRows:
         values = self._values_of(entry) if entry else self.runtime.pull([self.read(numbers)])[0]
         if scores is None and self.counts:
             scores = np.tile(np.array([1, 0], np.float32), (numbers.size, 1))
-        out = look_up(self.weight, values, numbers, self._ledger, padding, ids.device, scores)
+        out = look_up(
+            self.weight,
+            lambda: as_tensor(values).to(ids.device),
+            as_tensor(numbers),
+            self._ledger,
+            padding,
+            scores,
+        )
         if entry and entry.used is None:
             entry.rows, entry.used = out.detach(), out._version
         elif keep and entry is None and len(self._held) < _MOST_HELD:
             self._held.append(_CachedLookup(numbers, out.detach(), out._version))
         return out
+
+    def _on_device(self, ids: Tensor) -> Tensor | None:
+        """Return the current rows of ids on the GPU that has the table, or None if `pull` must bring them.
+
+        These rows need no cache: no other process changes the table between two forward passes of a step.
+        """
+        if not self._ledger.on_device or not device_tensors.is_shared(ids):
+            return None
+        if (reader := self.runtime.reader_to_device(self.key)) is None:
+            return None
+        if self.count is not None:
+            self._check_range(*torch.stack(ids.aminmax()).tolist())
+        flat_ids = device_tensors.TensorArray(ids.reshape(-1).to(torch.int64))
+        rows = torch.empty(*ids.shape, self.dim, device=ids.device)
+        flat_rows = device_tensors.TensorArray(rows.reshape(-1, self.dim))
+        return rows if reader.pull_to_device(flat_ids, flat_rows) else None
 
     def read(self, ids: Ids) -> Read:
         """Return a read of these ids for Runtime.pull."""
@@ -364,9 +403,11 @@ class EmbeddingRows:
 
     def expected(self) -> list[Ids]:
         """Return the ids of each lookup that the watcher predicts for the next step. Without a watcher
-        there are none.
+        there are none, and none for a table on the GPU, whose rows are not worth a copy in host memory.
         """
-        return self.watcher.expected(self) if self.watcher is not None else []
+        if self.watcher is None or self._ledger.on_device:
+            return []
+        return self.watcher.expected(self)
 
     def hold(self, ids: Asked, values: Floats) -> None:
         """Cache rows that were pulled ahead. The next lookup of the same ids uses them."""
@@ -397,9 +438,11 @@ class EmbeddingRows:
         return values if entry.used is None else values.copy()
 
     def _check(self, ids: Ids) -> None:
-        if self.count is None or ids.size == 0:
-            return
-        low, high = int(ids.min()), int(ids.max())
+        if self.count is not None and ids.size:
+            self._check_range(int(ids.min()), int(ids.max()))
+
+    def _check_range(self, low: int, high: int) -> None:
+        assert self.count is not None
         if low < 0 or high >= self.count:
             raise IdError(
                 f"embedding {self.name!r} has rows 0 to {self.count - 1}; "

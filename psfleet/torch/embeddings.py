@@ -18,7 +18,13 @@ from psfleet.core.base.errors import ConfigError, ShapeError, UsageError
 from psfleet.core.base.validation.annotations import check, checked
 from psfleet.core.engine.gradient_checks import as_ids
 from psfleet.core.engine.schema.entry import Entry
-from psfleet.core.engine.schema.table import MAX_DIM, InitializerSpec, RowPrecision, ServerCount
+from psfleet.core.engine.schema.table import (
+    MAX_DIM,
+    Device,
+    InitializerSpec,
+    RowPrecision,
+    ServerCount,
+)
 from psfleet.core.graph.program.ops.embedding import spread
 from psfleet.initializer import Initializer, starting
 from psfleet.optimizer.optimizer import Optimizer, check_outside
@@ -95,6 +101,7 @@ class TableModule(nn.Module):
         entry: Entry | None = None,
         precision: RowPrecision = "float32",
         servers: int | None = None,
+        device: Device | None = None,
     ) -> None:
         super().__init__()
         _check(num_embeddings, embedding_dim, optimizer)
@@ -119,6 +126,7 @@ class TableModule(nn.Module):
             entry,
             precision,
             check(owner, "servers", servers, ServerCount | None),
+            device,
         )
         self.weight = self.table.weight
 
@@ -240,6 +248,9 @@ class Embedding(TableModule):
             them.
         servers: Number of servers that hold the table, or None for all. A small table on few servers saves
             calls in each step. A table that exists already does not move.
+        device: Memory that stores the rows: "cpu", "cuda" or "disk". None means the servers' setting. In a
+            script without a cluster, rows of a table with "cuda" go to a model on that GPU, and gradients
+            back, without a copy in host memory (docs/gpu.md).
     """
 
     def _plain(self, weight: nn.Parameter) -> nn.Module:
@@ -274,8 +285,8 @@ class EmbeddingBag(TableModule):
         rows = tags(torch.tensor([[7, 2**40], [3, 7]]))  # float32 [2, 16], one row for each bag
 
     Args:
-        num_embeddings, embedding_dim, name, initializer, seed, optimizer, entry, precision, servers: As in
-            Embedding.
+        num_embeddings, embedding_dim, name, initializer, seed, optimizer, entry, precision, servers,
+            device: As in Embedding.
         mode: Pooling of a bag's rows: "sum", "mean" or "max". An empty bag gives zeros.
         include_last_offset: True if the last entry of `offsets` is the number of ids and starts no bag.
         padding_idx: Id that is left out when a bag is pooled.
@@ -296,6 +307,7 @@ class EmbeddingBag(TableModule):
         entry: Entry | None = None,
         precision: RowPrecision = "float32",
         servers: int | None = None,
+        device: Device | None = None,
     ) -> None:
         super().__init__(
             num_embeddings,
@@ -308,6 +320,7 @@ class EmbeddingBag(TableModule):
             entry=entry,
             precision=precision,
             servers=servers,
+            device=device,
         )
         if mode not in ("sum", "mean", "max"):
             raise ConfigError(f"EmbeddingBag mode is {mode!r}; it must be sum, mean or max")

@@ -108,6 +108,34 @@ def test_tables_use_a_driver_as_it_asks(driver: Path) -> None:
 
 @needs_numba_cuda
 @needs_compiler
+def test_tensors_of_torch_stay_where_the_tables_are(driver: Path, tmp_path: Path) -> None:
+    """With that driver, a tensor of the processor is in the memory of the device. Embeddings read and write
+    it there, with the bits of the way through host memory."""
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
+    passes_on_a_device(
+        [
+            *("-p", "tests.torch.on_table_gpu", "--device-room=0", "tests/torch/device_tensors.py"),
+            *(f"tests/torch/test_{name}.py" for name in ("embeddings", "tied")),
+        ],
+        tmp_path,
+        LD_LIBRARY_PATH=str(driver),
+    )
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_tensors_of_torch_take_turns_with_tables(seed: int, tmp_path: Path) -> None:
+    """The bits are the same in whatever order the streams of torch and of the tables do their work."""
+    pytest.importorskip("torch", reason="PyTorch is not installed: pip install psfleet[torch]")
+    tests = ["tests/torch/device_tensors.py", "-k", "streams or SparseAdam or bags or passes"]
+    passes_on_a_device(
+        ["-p", "tests.torch.on_table_gpu", "--device-room=0", f"--device-order={seed}", *tests],
+        tmp_path,
+        NUMBA_ENABLE_CUDASIM="1",
+    )
+
+
+@needs_numba_cuda
+@needs_compiler
 def test_a_refused_growth_can_be_tried_again(driver: Path) -> None:
     """A driver that maps memory and then gives no access to it leaves the array as it was: what it holds
     is there, and the next growth finds the place free."""

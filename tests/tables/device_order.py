@@ -44,7 +44,7 @@ class Work(NamedTuple):
 
     number: int
     kind: str
-    do: Callable[[], None]
+    do: Callable[[], Any]
     after: list[bool]
 
 
@@ -52,6 +52,7 @@ class LateOperations(DeviceOperations):
     """Streams are queues of work that is done when the host waits.
 
     Attributes:
+        libraries: Streams of other libraries, by handle.
         pinned_arrays: How many there are.
         overlaps: How many copies from the host were done while a kernel waited that was asked for before.
     """
@@ -59,6 +60,7 @@ class LateOperations(DeviceOperations):
     def __init__(self, seed: int) -> None:
         self._dice = np.random.default_rng(seed)
         self._streams: list[deque[Work]] = []
+        self.libraries: dict[int, deque[Work]] = {0: deque()}
         self._calls = self.pinned_arrays = self.overlaps = 0
         self._lock = threading.RLock()  # several tables are at work at a time
 
@@ -68,6 +70,16 @@ class LateOperations(DeviceOperations):
             self._streams.append(stream)
         return stream
 
+    def stream_at(self, handle: int) -> Any:
+        """A stream of a library: that of 0 does its work at once, when it is asked to."""
+        return self.libraries[handle]
+
+    def library(self) -> int:
+        """The handle of a library's stream whose work is done late."""
+        stream = self.stream()
+        self.libraries[len(self.libraries)] = stream
+        return len(self.libraries) - 1
+
     def event(self) -> Any:
         return Event()
 
@@ -76,11 +88,20 @@ class LateOperations(DeviceOperations):
         return super().pinned(size)
 
     def record(self, event: Any, stream: Any) -> None:
-        flag = event.recorded = [False]
+        flag = event.recorded = [stream is self.libraries[0]]
+        if flag[0]:
+            return
         self._add(stream, "record", lambda: flag.__setitem__(0, True))
 
     def wait(self, event: Any, stream: Any) -> None:
-        self._add(stream, "wait", lambda: None, event.recorded)
+        if stream is self.libraries[0]:
+            self.finish(event)
+        else:
+            self._add(stream, "wait", lambda: None, event.recorded)
+
+    def do_late(self, handle: int, do: Callable[[], Any]) -> None:
+        """Have the library do this in its stream."""
+        self._add(self.libraries[handle], "library", do)
 
     def write(self, target: Any, source: Any, stream: Any) -> None:
         kind = "arrival" if isinstance(source, np.ndarray) else "copy"
@@ -111,7 +132,7 @@ class LateOperations(DeviceOperations):
             work.do()
 
     def _add(
-        self, stream: Any, kind: str, do: Callable[[], None], after: list[bool] | None = None
+        self, stream: Any, kind: str, do: Callable[[], Any], after: list[bool] | None = None
     ) -> None:
         with self._lock:
             self._calls += 1

@@ -5,6 +5,7 @@ mistake. The checks also convert ids to int64 and gradients to contiguous float3
 in non_finite_check.py.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import ConfigError, IdError, ShapeError, UsageError
+from psfleet.core.engine.device_arrays import DeviceSums
 from psfleet.core.engine.kernels.bags import RowBags
 from psfleet.core.engine.runtime_interface import Gradient
 from psfleet.core.engine.schema.table import TableSpec
@@ -131,6 +133,12 @@ def check_gradients(
 
 def _checked(spec: TableSpec, gradient: Gradient) -> CheckedGradient:
     values = gradient.values
+    if isinstance(values, DeviceSums):
+        if gradient.precision == "float32" and gradient.scale == 1.0:
+            return spec, gradient, values, gradient.ids
+        ids = np.asarray(gradient.ids)
+        gradient = dataclasses.replace(gradient, values=np.asarray(values), ids=ids)
+        values = gradient.values
     if (
         values.__class__ is not np.ndarray
         or values.dtype != _FLOAT32

@@ -6,14 +6,16 @@ gradient never has to be written out in full.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import ShapeError
+from psfleet.core.engine.device_arrays import DeviceSums
 from psfleet.core.engine.kernels.bags import spread_parts
 from psfleet.core.engine.kernels.dedup import dedup
 from psfleet.core.engine.runtime_interface import Gradient, PooledIds, joined_ids
@@ -96,6 +98,36 @@ class PooledGradient(SparseGrad):
         return self._rows
 
 
+class DeviceGradient(SparseGrad):
+    """Gradient of single rows on the GPU, from another library. Copied to the host when `rows` is read.
+
+    Args:
+        host: Makes the copy.
+        sums: Returns the sums by distinct id, or None if a sum is not finite or there are no ids.
+    """
+
+    __slots__ = ("_copy", "sums")
+
+    sums: Callable[[], DeviceSums | None]
+    _copy: Callable[[], SparseGrad]
+
+    def __init__(
+        self, host: Callable[[], SparseGrad], sums: Callable[[], DeviceSums | None]
+    ) -> None:
+        for name, value in {"scores": None, "_copy": functools.cache(host), "sums": sums}.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def ids(self) -> Ids:
+        """Ids of the rows: int64 [n], repeats allowed."""
+        return self._copy().ids
+
+    @property
+    def rows(self) -> Floats:
+        """Gradients of the rows: float32 [n, dim]."""
+        return self._copy().rows
+
+
 def joined_gradients(parts: Sequence[PooledGradient]) -> PooledGradient:
     """Return the sum of pooled gradients, as one gradient with the bags (groups of ids) of all parts."""
     of = joined_ids([part.of for part in parts])
@@ -145,6 +177,8 @@ def gradient_of(table: int, grad: Grad | SparseElements, rate: float) -> Gradien
         return Gradient(table, grad.values, grad.positions, rate)
     if isinstance(grad, PooledGradient):
         return Gradient(table, grad.values, grad.ids, rate, bags=grad.of.parts)
+    if isinstance(grad, DeviceGradient) and (sums := grad.sums()) is not None:
+        return Gradient(table, cast(Floats, sums), cast(Ids, sums.ids), rate)
     if isinstance(grad, SparseGrad):
         rows, scores = grad.rows, grad.scores
         values = rows if scores is None else np.concatenate([rows, scores], axis=1)

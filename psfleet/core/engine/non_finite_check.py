@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.settings.environment import on_nan
+from psfleet.core.engine.device_arrays import DeviceSums
 from psfleet.core.engine.gradient_norm_histograms import GradientNormHistograms
 from psfleet.core.engine.kernels.dedup import BagSums
 from psfleet.core.engine.kernels.generate import static_kernels
@@ -69,7 +70,7 @@ class NonFiniteCheck:
         if loss is not None and not math.isfinite(loss):
             return self._report(step, f"the loss is {loss}", is_step)
         for table, values, ids in gradients:
-            if isinstance(values, BagSums):
+            if isinstance(values, BagSums | DeviceSums):
                 # The sums are not read here, where this is not needed. `add_norms` has their squares.
                 if values.are_surely_finite:
                     continue
@@ -87,7 +88,7 @@ class NonFiniteCheck:
         """Add the norms of sums that the tables have made while they applied a push that was checked."""
         if self._policy != "ignore":
             for table, values in gradients:
-                if isinstance(values, BagSums) and values.are_surely_finite:
+                if isinstance(values, BagSums | DeviceSums) and values.are_surely_finite:
                     self.norms.add_square(table, values.square)
 
     def _report(self, step: int, fault: str, is_step: bool) -> None:

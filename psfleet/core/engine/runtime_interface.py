@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from psfleet.core.base.errors import ConfigError, UsageError
 from psfleet.core.base.memory import value_class
 from psfleet.core.base.settings.kinds import Format
+from psfleet.core.engine.device_arrays import DeviceReader
 from psfleet.core.engine.eviction_records import EvictedIds
 from psfleet.core.engine.kernels.bags import RowBags, pool_parts, spread_parts
 from psfleet.core.engine.schema.table import OWN, TableSpec
@@ -285,6 +286,14 @@ class Tensors(Protocol):
         waits for this pull. If `reads_ahead` is False, this call itself waits for the values.
         """
         return CompletedPull(self.pull(reads))
+
+    def reader_to_device(self, table: int) -> DeviceReader | None:
+        """Return an object that writes rows of a sparse table to arrays on the GPU, or None.
+
+        None unless the table is on a GPU of this process. If there is an object, the values of a gradient
+        for the table may be `DeviceSums`.
+        """
+        return None
 
     def push(
         self, gradients: Sequence[Gradient], *, samples: int = 0, loss: float | None = None

@@ -26,6 +26,7 @@ from psfleet.core.base.settings.declaration import from_variable
 from psfleet.core.base.settings.declared_settings import JobSettings
 from psfleet.core.base.threads import deferred
 from psfleet.core.engine.consistency import AsyncMode
+from psfleet.core.engine.device_arrays import DeviceReader, DeviceSums
 from psfleet.core.engine.eviction_records import EvictedIds
 from psfleet.core.engine.gradient_checks import (
     check_gradients,
@@ -161,6 +162,12 @@ class EmbeddedRuntime(ScriptRuntime):
     def pull(self, reads: Sequence[Read]) -> list[Floats]:
         return [self._pull(read) for read in reads]
 
+    @override
+    def reader_to_device(self, table: int) -> DeviceReader | None:
+        target = self._shard.tables[table]
+        shares = isinstance(target, SparseTable) and target.can_share()
+        return cast(SparseTable, target) if shares and self.wire == WireSettings() else None
+
     def _pull(self, read: Read) -> Floats:
         spec = self._shard.tables[read.table].spec
         if spec.kind == "dense":
@@ -228,7 +235,7 @@ class EmbeddedRuntime(ScriptRuntime):
     def _with_sums(
         self, spec: TableSpec, gradient: Gradient, values: Floats, ids: NDArray[np.int64] | None
     ) -> Gradient:
-        if ids is not None and spec.kind == "sparse":
+        if ids is not None and spec.kind == "sparse" and not isinstance(values, DeviceSums):
             unique = self._batches.unique_ids(spec.key, ids, 1)
             ids = unique.unique[0]
             sums = None

@@ -81,6 +81,7 @@ class ForwardingRuntime(ScriptRuntime):
 
     pools = False
     reads_ahead = False
+    reader_to_device = Runtime.reader_to_device  # None: `pull` and `push` may be overridden
 
     worker_index: int = read_through("_fleet.worker_index")
     worker_num: int = read_through("_fleet.worker_num")

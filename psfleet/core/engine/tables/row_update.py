@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from psfleet.core.engine.device_arrays import DeviceArray
 from psfleet.core.engine.kernels.dedup import BagSums, first_repeat, merge_pushes
 from psfleet.core.engine.kernels.generate import (
     address_of_kernel,
@@ -64,6 +65,14 @@ class RowUpdate(Protocol):
             Number of ids without a row.
         """
 
+    def can_share(self, count: int) -> bool:
+        """Return whether a push of `count` ids may now have its arrays on the GPU (DeviceSums)."""
+        return False
+
+    def pull_to_device(self, ids: DeviceArray, out: DeviceArray) -> bool:
+        """Write the weights of these ids to `out` as `pull_into` does, or return False (see DeviceReader)."""
+        return False
+
     def mean(self, parts: Sequence[tuple[Ids, Floats]]) -> tuple[Ids, RowValues]:
         """Return the ids of several pushes, in order of first occurrence, and the means of their gradients.
 
@@ -80,7 +89,7 @@ class RowUpdate(Protocol):
         Args:
             ids: int64 [n], without repeats, any alignment.
             gradients: float32 [n, TableSpec.push_width], contiguous, any alignment. `BagSums` only if this
-                is a HostRowUpdate itself.
+                is a HostRowUpdate itself, `DeviceSums` only if `can_share`.
             scalars: Learning rate and other numbers of this update, made by
                 psfleet.core.engine.kernels.rule_source.scalars_of.
             step: Number of this update, from 1.
@@ -121,7 +130,7 @@ def host_kernels(spec: TableSpec, rests: bool, pad: int) -> ModuleType:
     )
 
 
-class HostRowUpdate:
+class HostRowUpdate(RowUpdate):
     """Updates rows in host memory. Implements RowUpdate."""
 
     def __init__(self, spec: TableSpec, index: HostRowMemory) -> None:

@@ -18,12 +18,13 @@ the changes, mark the state first:
 import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import UsageError
+from psfleet.core.engine.device_arrays import DeviceArray, DeviceSums
 from psfleet.core.engine.eviction_records import EvictedIds, EvictionCause
 from psfleet.core.engine.kernels.bags import RowBags
 from psfleet.core.engine.kernels.dedup import BagSums, UniqueIds, ascending
@@ -176,6 +177,27 @@ class SparseTable:
             self.traffic.unknown += unknown
         return unknown
 
+    def can_share(self, count: int = 0) -> bool:
+        """Return whether a push of `count` ids may now have its arrays on the GPU (DeviceSums).
+
+        The table must be on the GPU with all its rows, give every id a row, count nothing, and have no
+        snapshot in progress.
+        """
+        plain = self._admission.admits_all and not (self._counts or self.spec.pushed_scores)
+        return (
+            plain
+            and not any(store.views for store in self._index.stores)
+            and self._rule.can_share(count)
+            and self._account.can_surely_add(count)
+        )
+
+    def pull_to_device(self, ids: DeviceArray, out: DeviceArray) -> bool:
+        """Write weights to an array on the GPU (see DeviceReader). New ids are not counted for metrics."""
+        with self._lock:
+            is_done = self._rule.pull_to_device(ids, out)
+            self.traffic.pulled += len(ids) if is_done else 0
+        return is_done
+
     @property
     def takes_sums(self) -> bool:
         """True if a push of `BagSums` computes the sums while it updates the rows."""
@@ -203,7 +225,9 @@ class SparseTable:
             self.traffic.unknown += unknown
             return ids.pool_at(addresses, dim, bags)
 
-    def push(self, ids: Ids, gradients: Floats | BagSums, learning_rate: float) -> None:
+    def push(
+        self, ids: Ids, gradients: Floats | BagSums | DeviceSums, learning_rate: float
+    ) -> None:
         """Update the rows of these ids.
 
         New ids get a row with their initial values first, unless the table's definition (its `entry`) does
@@ -214,13 +238,19 @@ class SparseTable:
         Args:
             ids: int64 [n], without repeats, any alignment.
             gradients: float32 [n, dim], any alignment. In a table that counts shows and clicks
-                float32 [n, dim + 2]: each gradient is followed by its two counts.
+                float32 [n, dim + 2]: each gradient is followed by its two counts. DeviceSums, with their ids,
+                are used where they are if `can_share`, and are otherwise copied to the host.
             learning_rate: Learning rate of this push.
 
         Raises:
             UsageError: The table is full; nothing was changed.
         """
-        values: RowValues = gradients
+        if isinstance(gradients, DeviceSums):
+            with self._lock:
+                if self.can_share(len(ids)):
+                    self._push(ids, cast(RowValues, gradients), learning_rate)
+                    return
+        values = cast(RowValues, gradients)
         if not (self.takes_sums and isinstance(gradients, BagSums)):
             values = np.ascontiguousarray(gradients)  # computes such sums too
         with self._lock:

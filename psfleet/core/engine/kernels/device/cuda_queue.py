@@ -18,6 +18,8 @@ operation that names no stream is ordered too, but nothing overlaps with it.
 
 import math
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from queue import SimpleQueue
 from typing import Any
@@ -89,6 +91,10 @@ class DeviceOperations:
         """Mark this point of the stream: the event is over once all work added so far is done."""
         if not SIMULATED:
             call("cuEventRecord", event.handle, stream.handle)
+
+    def stream_at(self, handle: int) -> Any:
+        """Return the stream of another library that has this handle in the driver."""
+        return cuda.external_stream(handle)
 
     def wait(self, event: Any, stream: Any) -> None:
         """Make the work that is added to the stream from now on wait for the event's latest `record`."""
@@ -360,6 +366,25 @@ class DeviceQueue:
         """Wait until all work of this queue is done."""
         self.mark(self._done)
         self._operations.finish(self._done)
+
+    @contextmanager
+    def in_turn_with(self, handle: int) -> Iterator[None]:
+        """Do the work that the block adds after all earlier work of another library's stream.
+
+        Later work of that stream waits for it. So the library may free or overwrite its arrays at once: its
+        allocator reuses memory in the order of the stream.
+
+        Args:
+            handle: Handle of the stream in the driver.
+        """
+        stream = self._operations.stream_at(handle)
+        self._operations.record(self._done, stream)
+        self._operations.wait(self._done, self._work)
+        try:
+            yield
+        finally:
+            self.mark(self._done)
+            self._operations.wait(self._done, stream)
 
 
 class DeviceBuffers:

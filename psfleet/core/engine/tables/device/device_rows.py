@@ -143,7 +143,12 @@ class DeviceRowMemory(RowStore):
             self._slots = size
 
     def send(self, ids: Ids) -> Any:
-        """Copy ids to the device as uint64. The copy is valid until the next call."""
+        """Copy ids to the device as uint64. The copy is valid until the next call.
+
+        Ids that are on the device already are returned unchanged.
+        """
+        if not isinstance(ids, np.ndarray):
+            return ids
         return self._buffers.fill("ids", np.ascontiguousarray(ids).view(np.uint64))
 
     def find(self, ids: Any, steps: Ids | None = None, now: int = 0) -> tuple[Any, Any]:

@@ -5,16 +5,18 @@ device. `device_row_update` chooses the class. Work is executed in the order in 
 table's queue. A method returns before the device has finished, except if it copies a result to the host.
 """
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from typing_extensions import override
 
+from psfleet.core.engine.device_arrays import DeviceArray, DeviceSums
 from psfleet.core.engine.kernels.device.cuda import CudaUpdate, table_kernels
-from psfleet.core.engine.kernels.device.cuda_launch import to_device
+from psfleet.core.engine.kernels.device.cuda_launch import CudaArray, to_device
 from psfleet.core.engine.kernels.device.cuda_queue import DeviceBuffers, DeviceQueue
 from psfleet.core.engine.kernels.hashing import CONSTANT, UNIFORM
 from psfleet.core.engine.kernels.initial_values import initial_rows, initializer_arguments
@@ -203,6 +205,23 @@ class DeviceRowUpdate:
         spec = self._spec
         return initial_rows(ids, spec.dim, spec.initializer, spec.seed, spec.name)
 
+    @property
+    def makes_rows(self) -> bool:
+        """True if initial values of rows are computed on the device."""
+        return not self._on_host
+
+    def pull_to_device(self, ids: DeviceArray, out: DeviceArray) -> None:
+        with self._queue.in_turn_with(ids.stream):
+            device_ids = _flat(ids, np.uint64)
+            slots, _ = self._memory.find(device_ids)
+            self._read_weights(device_ids, slots, _flat(out, np.float32))
+
+    def push_from_device(self, sums: DeviceSums, scalars: Floats, step: int) -> None:
+        with self._queue.in_turn_with(sums.stream):
+            flat = _flat(sums, np.float32)
+            values = MergedRows(flat, sums.shape[1], self._buffers, self._queue)
+            self.push(_flat(sums.ids, np.uint64), values, scalars, step)
+
     def _new_row(self) -> Floats:
         """Return a new row in stored form, with initial state and scores, and zeros for the weights."""
         initial = [0.0, *(slot.initial for slot in self._spec.rule.slots)]
@@ -211,6 +230,11 @@ class DeviceRowUpdate:
         scores = np.zeros(self._spec.scores, np.float32)
         scores[self._spec.pushed_scores :] = 1  # frequency: the update that adds a row names it
         return np.append(pack_rows(self._form, row)[0], scores)
+
+
+def _flat(array: DeviceArray, dtype: DTypeLike) -> Any:
+    """Return another library's array as a flat array for kernels, which keeps it alive."""
+    return CudaArray(array.address, (math.prod(array.shape),), np.dtype(dtype), array)
 
 
 def device_row_update(spec: TableSpec, memory: DeviceRowMemory) -> DeviceRowUpdate:

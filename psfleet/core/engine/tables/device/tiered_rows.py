@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from psfleet.core.engine.device_arrays import DeviceArray, DeviceSums
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.tables.budget import MemoryAccount, MemoryBudget
 from psfleet.core.engine.tables.device.device_rows import DeviceRowMemory
@@ -18,7 +19,7 @@ from psfleet.core.engine.tables.device.device_updates import device_row_update
 from psfleet.core.engine.tables.host_rows import HostRowMemory
 from psfleet.core.engine.tables.row_data import PackedRows
 from psfleet.core.engine.tables.row_memory import EVERY, Listed, RowMemory, RowStore
-from psfleet.core.engine.tables.row_update import HostRowUpdate, RowValues
+from psfleet.core.engine.tables.row_update import HostRowUpdate, RowUpdate, RowValues
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -98,7 +99,7 @@ class TieredRowMemory(RowMemory):
 
         Device memory is left out, because it has a separate budget.
         """
-        return self.host.bytes_with(more - self._rows_for_device(more) if more else 0)
+        return self.host.bytes_with(more - self.rows_for_device(more) if more else 0)
 
     @override
     def most_bytes_with(self, more: int) -> int:
@@ -113,13 +114,13 @@ class TieredRowMemory(RowMemory):
 
     @override
     def reserve(self, rows: int) -> None:
-        on_device = len(self.device) + self._rows_for_device(max(rows - len(self), 0))
+        on_device = len(self.device) + self.rows_for_device(max(rows - len(self), 0))
         self.device.reserve(on_device)
         self._account.charge_budget()
         if rows > on_device:
             self.host.reserve(rows - on_device)
 
-    def _rows_for_device(self, rows: int) -> int:
+    def rows_for_device(self, rows: int) -> int:
         """Return the number of rows, up to `rows`, that can be added on the device."""
         if self._account.can_surely_add(rows):
             return rows
@@ -135,15 +136,15 @@ class TieredRowMemory(RowMemory):
         Returns:
             Mask of the ids whose row remains on the host, or is new and has to be added there.
         """
-        if self._rows_for_device(len(ids)) < len(ids):
+        if self.rows_for_device(len(ids)) < len(ids):
             # Record the push for rows that are on the device already, so that `_spill` does not choose them
             # as the oldest.
             missing = self.device.touch(ids, step)[1]
-            if self._rows_for_device(missing) < missing:
+            if self.rows_for_device(missing) < missing:
                 self._spill(missing, step)
         # Move rows from the host only now, because `_spill` has made room for new rows and for these.
         cold = ids[self.on_host(ids)]
-        self._move(cold[: self._rows_for_device(len(cold))], self.host, self.device, step)
+        self._move(cold[: self.rows_for_device(len(cold))], self.host, self.device, step)
         return self._beyond(ids)
 
     def _spill(self, min_rows: int, step: int) -> None:
@@ -173,7 +174,7 @@ class TieredRowMemory(RowMemory):
     def _beyond(self, ids: Ids) -> Mask:
         """Return a mask of the ids whose row is on the host, or is new and does not fit on the device."""
         mask = self.on_host(ids)
-        fitting = self._rows_for_device(len(ids))
+        fitting = self.rows_for_device(len(ids))
         if fitting < len(ids):
             new = ~mask & (self.device.locate(ids)[0] == 0)
             mask |= new & (np.cumsum(new) > fitting)
@@ -248,7 +249,7 @@ class TieredRowMemory(RowMemory):
         yield self.host, on_host, -slots[on_host]
 
 
-class TieredRowUpdate:
+class TieredRowUpdate(RowUpdate):
     """Pulls and pushes of a table in two memories. A row is read and updated in the memory where it is."""
 
     def __init__(self, spec: TableSpec, memory: TieredRowMemory) -> None:
@@ -271,6 +272,9 @@ class TieredRowUpdate:
         return self._device.mean(parts)
 
     def push(self, ids: Ids, gradients: RowValues, scalars: Floats, step: int) -> None:
+        if isinstance(gradients, DeviceSums):
+            self._device.push_from_device(gradients, scalars, step)
+            return
         on_host = self._memory.fetch(ids, step)
         if on_host.any():
             values = gradients if isinstance(gradients, np.ndarray) else gradients.to_host()
@@ -281,3 +285,15 @@ class TieredRowUpdate:
     def update_other_rows(self, scalars: Floats, step: int) -> None:
         self._device.update_other_rows(scalars, step)
         self._host.update_other_rows(scalars, step)
+
+    @override
+    def can_share(self, count: int) -> bool:
+        fits = self._memory.rows_for_device(count) == count and not len(self._memory.host)
+        return fits and self._device.makes_rows
+
+    @override
+    def pull_to_device(self, ids: DeviceArray, out: DeviceArray) -> bool:
+        if not self.can_share(0):
+            return False
+        self._device.pull_to_device(ids, out)
+        return True
