@@ -110,6 +110,8 @@ def test_refusals() -> None:
     actual = dedup(np.arange(3), 1)
     with pytest.raises(ShapeError, match=r"\(2, 4\)"):
         actual.merge(np.zeros((2, 4), np.float32))
+    with pytest.raises(ShapeError, match=r"\(3, 4\), they must be \(3, 2\)"):
+        actual.merge_into(np.zeros((3, 4), np.float32), [np.zeros((3, 2), np.float32)])
     with pytest.raises(ShapeError, match=r"\(2, 4\)"):
         actual.expand([np.zeros((2, 4), np.float32)])
 

@@ -350,6 +350,24 @@ def test_only_the_last_record_may_lack_pages(tmp_path: Path) -> None:
         assert whole_records(log.path, head + bytes(size) + tail + b"\1" + bytes(HEAD)) is None
 
 
+def test_an_emptied_log_has_no_earlier_files(tmp_path: Path) -> None:
+    """A new standby follows in the folder of one that has died after a cut."""
+    log = ServerLog(tmp_path / "log", HEADER)
+    log.forget()
+    log.append(1, [b"before"])
+    log.turn(1, 2, [b"cut"])
+    log.append(1, [b"behind"])
+    log.close()
+    log = ServerLog(tmp_path / "log", HEADER)
+    log.forget()
+    log.append(1, [b"new"])
+    log.close()
+    assert set(log.files) == {0}
+    log = ServerLog(tmp_path / "log", HEADER)
+    assert [bytes(body) for _, body in log.recover()] == [b"new"]
+    log.close()
+
+
 def test_a_log_of_another_server_is_refused(tmp_path: Path) -> None:
     """A log names its job, its server and the layout of the fleet."""
     small(tmp_path / "log")

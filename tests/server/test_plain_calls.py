@@ -29,10 +29,10 @@ from psfleet.core.engine.tables.budget import MemoryBudget
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.net import frame, segments
 from psfleet.core.net.shared_memory import FIRST, SharedMemory
-from psfleet.core.net.v1.frame_pb2 import Header, Segment
+from psfleet.core.net.v1.frame_pb2 import PRECISION_FLOAT32, Header, Segment
 from psfleet_server.engine.shard_host import ShardHost
 from psfleet_server.process import Server
-from psfleet_server.rpc.call_layout import CallPlan
+from psfleet_server.rpc.call_layout import CallPlan, CallPlanner
 from psfleet_server.rpc.replies import Deadlines, DeferredReply
 from psfleet_server.services.shard_service import PlainCalls, ShardService
 from psfleet_worker.tensors import push_queue
@@ -378,6 +378,32 @@ def test_tables_elsewhere_need_arrays(tmp_path: Path) -> None:
     assert SparseTable(SPECS[0], max_rows=1000, device="disk", device_budget=own).placed() is None
 
 
+def test_calls_that_need_arrays_are_not_planned_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step with a table that needs arrays has the same segments each time, and a plan is tried once."""
+    shard, attempts, make = Shard(0, 1, 1), list[int](), CallPlan.__init__
+
+    def noted(*arguments: Any) -> None:
+        attempts.append(1)
+        make(*arguments)
+
+    monkeypatch.setattr(CallPlan, "__init__", noted)
+    spec = SPECS[-1]
+    assert spec.every_row
+    shard.create(spec, np.zeros(0, np.float32), 0)
+    pull = segments.written(
+        Segment(table=spec.key, content=segments.IDS, count=5, precision=PRECISION_FLOAT32)
+    )
+    planner = CallPlanner()
+    for _ in range(3):
+        planner.renew(shard.tables)
+        assert planner.plan_message(pull, 40) is None
+    assert len(attempts) == 1
+    shard.create(SPECS[2], np.zeros(0, np.float32), 0)  # tables have changed
+    assert planner.renew(shard.tables)
+    assert planner.plan_message(pull, 40) is None
+    assert len(attempts) == 2
+
+
 def test_a_plan_keeps_the_memory_of_its_worker() -> None:
     """A worker that dies during a plain push leaves its memory until the push has ended."""
     shard = Shard(0, 1, 1)
@@ -583,4 +609,4 @@ def test_steps_of_a_job_with_several_servers_have_the_same_bytes(
                 fleet.push({table: (np.arange(30), np.ones((30, 5)))})
             for server in servers:
                 plans = server.host.lanes._shared[0].plans.values()
-                assert len([plan for plan in plans if plan.pushes and plan.pulls]) == 1
+                assert len([plan for plan in plans if plan and plan.pushes and plan.pulls]) == 1

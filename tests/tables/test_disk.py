@@ -377,7 +377,7 @@ def test_requests_that_linux_has_no_room_for_are_repeated(tmp_path: Path) -> Non
         assert again.tobytes() == content.tobytes()
 
 
-def resident(arena: DiskArena, start: int, end: int) -> int:
+def resident(arena: arena.Arena, start: int, end: int) -> int:
     """Pages of these bytes that are in memory, in the page cache or in this process."""
     pages = (ctypes.c_ubyte * ((end - start) // PAGE))()
     libc = ctypes.CDLL(None)
@@ -453,3 +453,20 @@ def test_where_rows_lie(tmp_path: Path) -> None:
         MemoryChoice.of_settings(Environment(device="disk"))
     with pytest.raises(ConfigError, match="only the rows of sparse tables may be on disk"):
         named.kind_for(replace(dense, device="disk"))
+
+
+def test_a_shrink_gives_back_the_memory_of_ids_too() -> None:
+    """An id takes 8 bytes for each slot, which `resident_bytes` counts only for the slots that are left."""
+    host, own = MemoryBudget(limit=1 << 30), MemoryBudget(folder=os.environ["PSFLEET_DISK"])
+    spec = TableSpec("narrow", "sparse", (1,), SGD(), seed=3)
+    table = SparseTable(spec, 2**23, 1, host, "disk", own)
+    index, count = table._index, 1 << 20
+    assert isinstance(index, disk_rows.DiskRowMemory)
+    table.push(np.arange(count), np.ones((count, 1), np.float32), 0.1)
+    expected = table.page(0, 1000).values
+    assert resident(index._owners, 4 << 20, 8 * count) > 0
+    index.keep_ahead(0)  # the memory of other tables has grown
+    table.pull_into(np.arange(1), np.empty((1, 1), np.float32))
+    assert index.resident_bytes < 8 << 20
+    assert resident(index._owners, 4 << 20, 8 * count) == 0
+    assert table.page(0, 1000).values.tobytes() == expected.tobytes()

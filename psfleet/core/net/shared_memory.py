@@ -32,7 +32,7 @@ FIRST = 64
 _TOKEN = 16
 _SEALS = 0x0004 | 0x0002 | 0x0001  # F_SEAL_GROW, F_SEAL_SHRINK, F_SEAL_SEAL
 _ADD_SEALS, _GET_SEALS = 1033, 1034  # F_ADD_SEALS, F_GET_SEALS
-_SHARE = 4  # one memory may take at most 1/4 of the memory that is available
+_SHARE = 4  # one memory may take at most 1/4 of the memory that is available; not measured
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -94,6 +94,7 @@ class SharedMemory:
         with contextlib.suppress(OSError):
             descriptor = os.memfd_create("psfleet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
+                # Linux creates it with mode 0o777. A second guard, beside the check of processes under /proc.
                 os.fchmod(descriptor, 0o600)
                 # Allocate all pages before sealing, so that neither process can access a page that does not
                 # exist.

@@ -212,11 +212,20 @@ class ServerLog:
         self._synced = self._end
 
     def forget(self) -> int:
-        """Start with an empty log instead of calling `recover`: remove all records of the current file.
+        """Start with an empty log instead of calling `recover`.
 
         Returns:
             0, the number of records.
         """
+        # Several files are those of an earlier standby in the same folder, which has followed cuts. `chained`
+        # would read them before the new records. The newest goes first, so that no gap is left meanwhile.
+        present_files = self.files
+        if set(present_files) != {0}:
+            for path in reversed(present_files.values()):
+                path.unlink()
+            self._patiently(lambda: self._create(self.first, self._header))
+            os.close(self._file)
+            self.path, self._file = self.first, os.open(self.first, os.O_RDWR)
         _, self._end, self._chain = _header(self.path)
         # Not synced here: the next `settle` syncs the shorter file together with its new records.
         self._cut_off(self._end)
@@ -269,6 +278,8 @@ class ServerLog:
                 self._cut_off(end)
                 self._end, self._chain = end, chain
                 self._synced = min(self._synced, self.end)
+                # At once: the sync above has put the cut on the disk. The next record is written over it, and
+                # after a loss of power a file with a part of each would be read as damaged.
                 if self._fsync:
                     self._sync()
                 if isinstance(error, LogError):
@@ -292,7 +303,8 @@ class ServerLog:
         if number not in present_files:
             return
         # Oldest first: if this process dies before the last one is removed, the remaining files are still
-        # consecutive.
+        # consecutive. The folder is not synced: a file that a loss of power brings back is older than the
+        # snapshot with which a replay begins, and is not read.
         for number_of_file, path in present_files.items():
             if number_of_file < number:
                 path.unlink()

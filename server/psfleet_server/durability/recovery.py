@@ -82,6 +82,8 @@ def begin(first: Path, snapshots: str, shard: Shard, coordinator: Coordinator | 
             # an earlier snapshot can be tried.
             why = why or f": {error}"  # of the newest snapshot, the one to restore
             continue
+        # Tables before the rest of the state: its held pushes name them, and each table that is made or
+        # filled is checked against the memory that held pushes will need.
         for event in snapshot.events(shard.index, shard.servers, own=True):
             replay(shard, event)
         _become(state, shard, coordinator)

@@ -16,6 +16,7 @@ An entry may contain only information that follows from the segments. Everything
 kept in `AttachedMemory`, separately for each worker, so that no worker can name another one's memory.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -307,6 +308,7 @@ class CallPlan:
         # unmapped addresses.
         self._memory = None if memory is None else memory.bytes
         first = 0 if self._memory is None else address_of(self._memory)
+        # In shared memory MAX_MESSAGE suffices: the longer replies that `lay_out_call` allows need arrays.
         limit, longest = (size, _LONGEST) if memory is None else (len(memory), frame.MAX_MESSAGE)
         self.gradient_bytes = self._reply_bytes = at = 0
         self._updates: list[_TablePart] = []
@@ -334,6 +336,8 @@ class CallPlan:
                 _check(content in (segments.IDS, segments.ID_ROWS))
             values = at + 8 * ids
             end = values if is_read else values + 4 * pushed
+            # Ids and gradients may lie before FIRST, as for `read_request`: to read the worker's own token
+            # does no harm. Replies may not, because they would overwrite it.
             _check(end <= limit)
             if is_read:
                 values, length = segment.reply, 4 * math.prod(shape)
@@ -362,7 +366,7 @@ class CallPlan:
 
     def fit(self, base: int) -> bool:
         # Checks all gradients before `apply` changes the first table: a push must take effect whole or not at
-        # all.
+        # all. A dense table takes any values, and its size and learning rate were checked for the plan.
         for part in self._updates:
             if part.rows is not None and not part.rows.can_push(base + part.ids, part.count):
                 return False
@@ -470,20 +474,27 @@ class CallPlanner:
             memory: Shared memory with the call's tensors, or None if they are in the message.
         """
         assert self._tables is not None
-        plan = plans.get(key)
-        if plan is None:
-            try:
-                plan = CallPlan(self._tables, self._rows, key[0], memory, key[1])
-            except (PsfleetError, ValueError):
-                return None
+        try:
+            return plans[key]
+        except KeyError:
+            pass
+        plan: CallPlan | None = None
+        with contextlib.suppress(PsfleetError, ValueError):
+            plan = CallPlan(self._tables, self._rows, key[0], memory, key[1])
+        # None is kept too: with 8 tables, of which the last needs arrays, it takes 20 us to find out. Not for
+        # long segments, because a damaged layout may be as long as a header.
+        if plan is not None or len(key[0]) <= _LONGEST_PARSED:
             if len(plans) >= _MOST_PLANS:
                 plans.clear()
             plans[key] = plan
         return plan
 
 
-Plans = dict[tuple[bytes, int], CallPlan]
-"""Plans by the encoded segments and the bytes of the payload, which are 0 in shared memory."""
+Plans = dict[tuple[bytes, int], CallPlan | None]
+"""Plans by the encoded segments and the bytes of the payload, which are 0 in shared memory.
+
+None stands for calls that need arrays or are invalid.
+"""
 
 
 @dataclass(slots=True)

@@ -55,6 +55,7 @@ class Patience:
         ConfigError: `reply` is shorter than `outage` or `start`, and would cut it off.
     """
 
+    # Apart from `reply` (see __post_init__ and `of`), no number here or in `of` is derived or measured.
     wait: float = 600.0
     reply: float = 120.0
     outage: float = 10.0
@@ -178,6 +179,7 @@ class Retries:
         unready = isinstance(error, NotReady)
         if self._lost is None or unready != self._unready:
             self._lost, self._unready = now, unready
+        # A silent server is timed from the first attempt: its attempts so far have reset `_lost` (see above).
         self.away = now - (self._began if silent else self._lost)
         outage = max(self._outage, self._patience.outage) if unready else self._outage
         if closing or now >= min(self.deadline, self._lost + outage):

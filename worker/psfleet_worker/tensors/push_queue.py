@@ -106,9 +106,9 @@ class FleetPull:
             if self._found is None:
                 self.arrive()
             assert self._found is not None
-            self.joined = arrays = []
-            for read, values in zip(self._split_reads, self._found, strict=True):
-                arrays.append(read.join(values))
+            parts = zip(self._split_reads, self._found, strict=True)
+            # Set once all are joined: after a MemoryError the caller may try again.
+            self.joined = [read.join(values) for read, values in parts]
             self._found = None
             # In reverse: freed places are taken last in, first out, so that the next step's request to each
             # server gets the same place again, and its segments have the same bytes.
@@ -314,6 +314,8 @@ class PushQueue:
         with self.lock:
             ticket, self._waiting, self._behind = self._waiting, None, None
             if ticket is not None:
+                # Errors of a call come with its reply, so `send` raises only for a message that is too long.
+                # Training cannot go on after that: servers refuse later pushes, whose numbers leave a gap.
                 for client, request, goes in zip(
                     self._clients, ticket.requests, ticket.goes_to, strict=True
                 ):

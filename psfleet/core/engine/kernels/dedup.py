@@ -49,6 +49,10 @@ _PLACES = np.arange(_FEW, dtype=np.uint32)  # codes of a short batch that repeat
 _PLACES.flags.writeable = False
 _scratch = threading.local()
 
+# Kernels of row_sums.py that batches use. Always loaded together: a module with only one of them would be
+# compiled and cached in addition.
+_ROW_SUMS = "expand", "merge"
+
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
@@ -89,11 +93,12 @@ class UniqueIds:
             rows: For each group (server), the rows of its distinct ids, float32 [distinct ids, dim].
         """
         dim, rows = rows[0].shape[1], self._checked(rows)
+        # A copy, because rows of a pull lie in shared memory or in a message, which are used again.
         if self.is_plain:
             return rows[0].copy()
         count = len(self.inverse)
         out = np.empty((count, dim), np.float32)
-        width_kernels("row_sums", dim, "expand", "merge").expand(
+        width_kernels("row_sums", dim, *_ROW_SUMS).expand(
             address_of(self.inverse), count, self.shift, _addresses(rows), address_of(out)
         )
         return out
@@ -143,7 +148,7 @@ class UniqueIds:
         for codes, part, target in self._parts(bags, out):
             if part.are_rows:
                 destination = shift, starts, address_of(target)
-                width_kernels("row_sums", dim, "expand", "merge").expand(
+                width_kernels("row_sums", dim, *_ROW_SUMS).expand(
                     address_of(codes), len(codes), *destination
                 )
             else:
@@ -179,13 +184,8 @@ class UniqueIds:
                 dim].
             bags: Bags as for `pool`, or None for gradients of rows.
         """
-        count = len(self.inverse) if bags is None else sum(map(len, bags))
-        if gradients.ndim != 2 or len(gradients) != count:
-            raise ShapeError(f"gradients have shape {gradients.shape}, they must be ({count}, dim)")
-        sums = [
-            np.empty((len(distinct_ids), gradients.shape[1]), np.float32)
-            for distinct_ids in self.unique
-        ]
+        dim = gradients.shape[1] if gradients.ndim == 2 else 1  # `merge_into` refuses others
+        sums = [np.empty((len(distinct_ids), dim), np.float32) for distinct_ids in self.unique]
         self.merge_into(gradients, sums, bags)
         return sums
 
@@ -197,8 +197,15 @@ class UniqueIds:
         Args:
             gradients, bags: As for `merge`.
             sums: For each group (server), a contiguous array to overwrite, float32 [distinct ids, dim].
+
+        Raises:
+            ShapeError: The gradients are not one row for each id, or each bag, as wide as the sums.
         """
-        if self.is_plain and bags is None and gradients.shape == sums[0].shape:
+        count, dim = len(self.inverse) if bags is None else sum(map(len, bags)), sums[0].shape[1]
+        # Kernels write to the sums by address, in rows as wide as the gradients'.
+        if gradients.shape != (count, dim):
+            raise ShapeError(f"gradients have shape {gradients.shape}, they must be {(count, dim)}")
+        if self.is_plain and bags is None:
             # An addition of 0 and not a copy, because kernels start each sum at 0, and 0 + -0 is 0. A copy
             # would keep -0 here alone.
             np.add(gradients, _ZERO, sums[0])
@@ -353,6 +360,8 @@ def dedup(ids: Ids, groups: int) -> UniqueIds:
             f"a batch of {n} ids is too long for {groups} servers; the limit is {(1 << shift) - 1}"
         )
     if groups == 1 and n <= _FEW and len(set(ids.tolist())) == n:
+        # A copy, because the result is cached for the push (`RecentBatches`), and the caller may change the
+        # batch meanwhile.
         return UniqueIds([ids.copy()], _PLACES[:n], shift, is_plain=True)
     ids = _plain(ids)
     mask, (index, unique, codes, hashes) = _scratch_for(n)
@@ -389,10 +398,12 @@ def load_batch_kernels(spec: TableSpec) -> None:
     The first kernel of a process takes 0.4 s, and seconds if the cache is empty. Does nothing for a dense
     table.
     """
+    # Not those of bags (bag_rows): a definition does not say whether the table's batches are pooled. With an
+    # empty cache, tables whose batches are not would wait for kernels that they never call.
     if spec.kind == "sparse":
         static_kernels("dedup")
         for width in {spec.dim, spec.push_width}:
-            width_kernels("row_sums", width, "expand", "merge")
+            width_kernels("row_sums", width, *_ROW_SUMS)
 
 
 def first_repeat(ids: Ids) -> int | None:
@@ -450,7 +461,7 @@ def _are_rows(bags: Sequence[RowBags]) -> bool:
 
 def _add(inverse: NDArray[np.uint32], shift: int, rows: Floats, target: int) -> None:
     """Add rows to the sums of their codes. `target` is a result of `_not_begun`."""
-    width_kernels("row_sums", rows.shape[1], "expand", "merge").merge(
+    width_kernels("row_sums", rows.shape[1], *_ROW_SUMS).merge(
         address_of(inverse), len(inverse), shift, address_of(rows), target
     )
 
@@ -514,7 +525,8 @@ def _scratch_for(n: int) -> tuple[int, list[int]]:
     """
     # At least two entries of the hash table for each id, so that searches are short. The other three numbers
     # of entries are then enough too. And at least 16 entries, because the kernel `repeated` clears a filter
-    # of _FILTER bits for each entry by words of 64 bits. Other sizes have not been measured.
+    # of _FILTER bits for each entry by words of 64 bits. There are 256 at least, so that batches of up to 128
+    # ids share one set of arrays. Other sizes have not been measured.
     mask = (1 << max(8, (2 * n - 1).bit_length())) - 1
     buffers = getattr(_scratch, "buffers", None)
     if buffers is None or len(buffers[0]) <= mask:

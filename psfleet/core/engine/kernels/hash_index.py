@@ -78,7 +78,8 @@ DESCRIPTOR_SIZE = 17
 # A record has three uint32: the number of entries in use, the level, and the number of lines - 1. A chunk of
 # level k has all hashes with one value of position >> k, so a split lowers the level by 1.
 USED, LEVEL, MASK = 0, 1, 2
-RECORD_SIZE = 16  # bytes
+# Bytes, of which 12 are used: a divisor of 64, so that no record is in two cache lines.
+RECORD_SIZE = 16
 
 CHUNK_LINES = 256  # small enough that a push waits only microseconds for a split
 _CHUNK_BYTES = CHUNK_LINES * 64
@@ -449,7 +450,8 @@ def _point(d, prefix, level, chunk):
 def _take(d, runs, level):
     """Return the number of a new, empty chunk with as many lines as `runs` ordinary chunks."""
     # There is no check for space: the table has reserved addresses for it (`HostRowMemory.has_lines`), and
-    # new lines are zeros, that is, free entries.
+    # new lines are zeros, that is, free entries. So the directory has space too: `HostRowMemory._most` has
+    # reserved LARGEST_DIRECTORY parts for each chunk that it has reserved, which is more than EARLY_PARTS.
     chunk = load_i64(d, CHUNKS)
     store_i64(d, CHUNKS, chunk + runs)
     record = _record(d, chunk)

@@ -163,6 +163,7 @@ class RuleSource:
         if not self._dim:
             return f"p{slot}, {index}"
         offset = self._dim + sum(1 if single else self._dim for single in self._per_unit[:slot])
+        # The slots that take turns are the last ones of a rule (`Rule.turns`).
         if self._rule.turns and slot == len(self._per_unit) - 1:
             return f"p, {offset} + turn * {self._dim} + {index}"
         return f"p, {offset} + {index}"
@@ -181,6 +182,8 @@ class RuleSource:
 
     def core(self) -> str:
         """Return the first part of the module: imports, the rule's functions as written, and `apply`."""
+        # As text, because compiled code is cached on disk by the text of its module (cache.py): a change of a
+        # rule's function changes the key. `check_functions` refuses a function that uses names of its module.
         rule, parts = self._rule, [_HEAD]
         parts += ["\n@inlined\n" + inspect.getsource(f) for f in functions_of(rule)]
         if rule.measure() is not None:

@@ -25,6 +25,7 @@ _runs = False
 # MAP_NORESERVE: address space only; without it Linux refuses large reservations.
 _NORESERVE = 0x4000
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
+DONT_NEED = 4  # MADV_DONTNEED
 _PAGE = 2 << 20  # a huge page
 # Pages are allocated in advance for 1/64 of the bytes in use, for at least one huge page and at most AHEAD.
 # 64 MiB for every large table would be 32 bytes a row with 2 M rows. Other values have not been measured.
@@ -152,7 +153,7 @@ class Arena:
 
     def _allocate_ahead(self, first: int, end: int) -> None:
         """Allocate pages in the background thread that `keep_ahead` has requested."""
-        # The table's thread may have released the pages since (`DiskArena.release_behind` lowers `_made`). If
+        # The table's thread may have released the pages since (`release_behind` lowers `_made`). If
         # it does so between this comparison and the allocation, one huge page more is in use than is counted.
         if end <= self._made:
             self._allocate(first, end)
@@ -162,6 +163,13 @@ class Arena:
         end = max(end, self._made)
         page = _PAGE if end > _PAGE else self._page
         return -(-end // page) * page
+
+    def release_behind(self, end: int) -> None:
+        """Release the memory after the first `end` bytes, in whole huge pages. It then reads as zeros."""
+        start = -(-end // _PAGE) * _PAGE
+        if start < self._near:
+            _libc.madvise(self.address + start, self._near - start, DONT_NEED)
+        self._made = min(self._made, start)
 
     def keep_ahead(self, end: int, most: int = AHEAD) -> None:
         """Let the background thread allocate up to `most` bytes of pages behind the first `end` bytes.

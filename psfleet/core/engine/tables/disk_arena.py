@@ -44,7 +44,7 @@ from psfleet.core.base.logs import log_of
 from psfleet.core.engine.kernels.generate import static_kernels
 from psfleet.core.engine.kernels.initial_values import address_of
 from psfleet.core.engine.schema.table import TableSpec
-from psfleet.core.engine.tables.arena import AHEAD, Arena
+from psfleet.core.engine.tables.arena import AHEAD, DONT_NEED, Arena
 from psfleet.core.engine.tables.budget import MemoryBudget
 from psfleet.core.engine.tables.host_rows import HostRowMemory
 from psfleet.core.engine.tables.row_data import PackedRows
@@ -65,7 +65,6 @@ has not been measured.
 _LEAST_GROWTH = 1 << 20
 _PART = 16  # a file grows by 1/16 more than is needed, so that it grows seldom
 _MAP_FIXED = 0x10
-_DONTNEED = 4  # MADV_DONTNEED
 _WRITTEN = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -100,6 +99,10 @@ def end_for_rows(folder: str, table: str) -> NoReturn:
 
 # Installed with libc's `signal`: a handler set through Python's `signal` module runs only between bytecodes,
 # and the faulting instruction would be retried for ever. Kept in a global so that it is not collected.
+#
+# Python may run in this handler, because the fault comes from the instruction that reads the map: in a kernel
+# or in a copy of NumPy, never within malloc, the interpreter or the log. ctypes takes the GIL if the thread
+# does not hold it, and the handler never returns.
 _fault = ctypes.CFUNCTYPE(None, ctypes.c_int)(_end_at_fault)
 
 
@@ -128,6 +131,7 @@ class DiskArena(Arena):
         try:
             os.makedirs(folder, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder, prefix="psfleet-rows-", buffering=0) as file:
+                # A bare descriptor that a finalizer closes: a file object that is collected open warns.
                 self._file = self._direct = os.dup(file.fileno())
         except OSError as error:
             raise UsageError(f"cannot make a file for rows in {folder!r}: {error}") from error
@@ -198,6 +202,8 @@ class DiskArena(Arena):
         if not len(self._work):
             self._set_up_requests()
         work, pages = self._places
+        # Page buffers are for reads: a write would send what a buffer holds from an earlier read.
+        assert sizes is not None or not writes
         if sizes is not None or self._row % PAGE == 0:
             pages = 0  # no page buffers: the ranges are aligned
         if sizes is None:
@@ -239,7 +245,7 @@ class DiskArena(Arena):
 
     def unmap(self) -> None:
         """Remove the pages of the file from this process's page table. Linux writes changed pages later."""
-        _libc.madvise(self.address + self._near, self.made, _DONTNEED)
+        _libc.madvise(self.address + self._near, self.made, DONT_NEED)
 
     def has_lost_writes(self) -> bool:
         """Return whether Linux failed to write pages, changed through the map, since this was last asked.
@@ -248,13 +254,6 @@ class DiskArena(Arena):
         """
         # A range behind the file has nothing to write, and the call reports errors of the whole file.
         return bool(_libc.sync_file_range(self._file, self.size, 1, _WRITTEN))
-
-    def release_behind(self, end: int) -> None:
-        """Release the memory after the first `end` bytes, in whole huge pages."""
-        start = -(-end // (1 << 21)) * (1 << 21)
-        if start < self._near:
-            _libc.madvise(self.address + start, self._near - start, _DONTNEED)
-        self._made = min(self._made, start)
 
     @override
     def bytes_of(self, end: int) -> int:
@@ -280,7 +279,7 @@ class MappedRowMemory(HostRowMemory):
         super().__init__(PackedRows(spec).width, max_rows, True, spec.entry is not None)
         assert isinstance(self._rows, DiskArena)
         self._disk = self._rows
-        self.grow(1)
+        self.grow(1)  # so that a disk without space is reported now
 
     @override
     def _rows_arena(self, size: int) -> Arena:
@@ -326,7 +325,8 @@ def row_pad(spec: TableSpec) -> int:
     These are 0 if every push updates all rows, which are then not moved by blocks.
     """
     # Rows fill whole pages after at most 64 pages if each begins at a multiple of a power of two that is at
-    # least 1/64 of its length. So less than 1/32 is unused, and nothing in rows of up to 256 bytes.
+    # least 1/64 of its length. So less than 1/32 is unused, and nothing in rows of up to 256 bytes. With more
+    # pages less would be unused, but blocks, which are written whole, would be longer. Not compared.
     row = PackedRows(spec).width * 4
     return 0 if spec.every_row else -row % min(1 << (-(-row // 64) - 1).bit_length(), PAGE)
 

@@ -124,7 +124,8 @@ class DiskRowMemory(HostRowMemory):
         self._ids = np.frombuffer(self._owners._map, np.int64)
         # Uses of each slot in memory for CLOCK: FREE, IDLE or a count up to MOST (sources/disk_rows.py).
         # In an arena, whose pages take memory only when their slots are used.
-        self._uses = np.frombuffer(Arena(self._far)._map, np.uint8)
+        self._use_arena = Arena(self._far)
+        self._uses = np.frombuffer(self._use_arena._map, np.uint8)
         self._there = np.zeros(0, np.uint8)  # 1 for each slot of the file that has a row
         self._held = np.zeros(0, np.int64)  # number of rows in each block of the file
         self._counts = np.zeros(3, np.int64)
@@ -260,9 +261,13 @@ class DiskRowMemory(HostRowMemory):
         The rows stay in memory until the caller requests the next slice. The caller may add rows for new ids
         of the slice before.
         """
-        # A slice takes at most a quarter of the slots in memory, so that its rows cannot displace each other:
-        # rows leave memory only in `_make_room`, before the rows of the slice are read. At least 256 for wide
-        # rows in little memory, since each slice costs several calls. Slots beyond the limit take them.
+        # A call may need more rows than memory holds, and no row of a slice may leave before the caller is
+        # done with it. So rows leave only in `_make_room`, before a slice is looked up: after `look`, its
+        # sweep could choose rows that `look` has just found. How many rows the slice will read is not known
+        # then, so `_make_room` takes the number of the last slice. If that was too small, the rows take slots
+        # beyond the limit until the next slice. So a slice is limited, to a quarter of the slots (other parts
+        # were not compared). At least 256 for wide rows in little memory, since each slice costs several
+        # calls.
         slice_rows = max(self._limit // 4, 256)
         for start in range(0, len(ids), slice_rows):
             part = ids[start : start + slice_rows]
@@ -335,7 +340,7 @@ class DiskRowMemory(HostRowMemory):
                 break
             over -= self._move_to_file(slots[:count])
         # A little above the limit is left alone: the limit changes with the memory of the other tables, and a
-        # shrink also moves rows that are in use.
+        # shrink also moves rows that are in use. Other parts than 1/32 have not been measured.
         if self._words[NEXT_SLOT] > self._limit + self._limit // 32:
             self._shrink()
 
@@ -361,7 +366,9 @@ class DiskRowMemory(HostRowMemory):
             self._move_to_file(np.arange(start, min(start + self._at_once, end)))
         self._moves.chain(self.address, super().free_slots(), first)
         self._uses[first:end] = self._moves.FREE
-        self._disk.release_behind(first * self._row)
+        # Released use counts read as zeros, that is, FREE.
+        for arena, size in (self._disk, self._row), (self._owners, 8), (self._use_arena, 1):
+            arena.release_behind(first * size)
 
     def _write(self, blocks: Ids, ids: Ids, rows: Floats) -> None:
         """Write these rows to free blocks of the file, and let the index entries of their ids point there.
@@ -450,6 +457,8 @@ class DiskRowMemory(HostRowMemory):
 
     @override
     def put(self, ids: Ids, steps: Ids, rows: Floats) -> None:
+        # Rows that are in the file are read first, although they are overwritten: they get their slots in
+        # memory in the one usual way. Loading and moving mostly write new ids, so few reads could be saved.
         for part in self.near(ids):
             super().put(ids[part], steps[part], rows[part])
 

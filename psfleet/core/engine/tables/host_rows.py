@@ -192,8 +192,8 @@ class HostRowMemory(RowStore):
     def has_lines(self, count: int) -> bool:
         # Worst case. Splits end at `max_chunks` chunks. After that, every chunk may be enlarged: its lines
         # stay unused, and it takes twice as many, hence 3 * lines. To be enlarged again, from L lines to 2L,
-        # it needs L / 2 * 4 * FULL / 32 >= 1.4L further ids. That is 1.4 lines for each new id; 4 are
-        # reserved.
+        # it needs L / 2 * 4 * FULL / 32 >= 1.4L further ids. That is 1.4 lines for each new id. 4 leave a
+        # margin. More than 4 would need more _LINES: with 5, a table of 4,096 rows could not be filled.
         rows = self._words[NEXT_SLOT] + count
         max_chunks = rows // FEWEST_ROWS + 1 + self._words[EARLY_CHUNKS]
         lines = max(self._words[CHUNKS], max_chunks) * CHUNK_LINES
@@ -214,6 +214,7 @@ class HostRowMemory(RowStore):
         if new_slots:
             total = slots + new_slots
             chunks = max(chunks, FIRST_CHUNKS + total * ROW_BYTES // _CHUNK_BYTES)
+            # 4 parts for each chunk are twice what random ids need (LARGEST_DIRECTORY of hash_index.py).
             slots, parts = total, max(parts, 4 * chunks)
         return self._sizes(slots, chunks, parts)
 
@@ -224,6 +225,8 @@ class HostRowMemory(RowStore):
 
     def _most(self, rows: int) -> list[int]:
         """Return the bytes to reserve in each address range for `rows` rows, enough for any ids."""
+        # 16 more for tables of few rows: `has_lines` asks for 3 * (1 + 4 EARLY_CHUNKS) = 15 at first, and for
+        # 4 lines for each new id. With 15, tables of less than 32 rows could not fill.
         chunks = rows * _LINES // CHUNK_LINES + 16
         return self._sizes(rows + 1, chunks, LARGEST_DIRECTORY * chunks)
 

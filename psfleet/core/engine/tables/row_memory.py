@@ -92,9 +92,11 @@ class RowMemory(ABC):
 
     @abstractmethod
     def has_lines(self, count: int) -> bool:
-        """Return whether the index has room for `count` new ids with any hashes; cheap to compute.
+        """Return whether `count` new ids with any hashes have room in what is reserved; cheap to compute.
 
-        Returns False only if most ids have similar hashes, which does not happen by chance.
+        In host memory only the index can lack room, if most ids have similar hashes, which does not happen by
+        chance. On disk the file or the slots in memory may be too few as well: `grow` makes that room or
+        refuses, so call it before you take False for a reason to refuse.
         """
 
     def grow(self, more: int) -> None:
@@ -243,6 +245,7 @@ class RowMemory(ABC):
         # A histogram of ages finds an age that at least `count` rows have, so that only these rows are listed
         # and not the whole table. Use the finest bins for which the last bin, which includes all older rows,
         # has fewer than `count` rows.
+        # _BINS is 2**12, so that the bins of shift 20 reach all ages, which have 32 bits.
         for shift in (0, 10, 20):
             bins = self.histogram(step, shift, _BINS)
             if bins[-1] < count:

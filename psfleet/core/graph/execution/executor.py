@@ -313,6 +313,7 @@ class Executor:
         averages = program.take_observed()
         if program.for_test or _shows_averages(program):
             return
+        # Before the updates, with whose first push the averages are sent. Without updates there is no push.
         if program.updates:
             for parameter, momentum, value in averages:
                 note(parameter, momentum, value)

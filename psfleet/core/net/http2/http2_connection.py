@@ -227,6 +227,7 @@ class Http2Connection(FlowControl[S]):
                 elif key == frames.HEADER_TABLE_SIZE:  # this end uses no table: it says so once
                     self._table_update = NO_TABLE
             # Acknowledge before any DATA: from the acknowledgement on, the other end expects its new windows.
+            # `send` takes `sending` again, which is reentrant.
             self.send([frames.frame(frames.SETTINGS, frames.ACK, 0, b"")])
             self._send_rest()
 

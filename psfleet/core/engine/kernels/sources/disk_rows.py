@@ -220,6 +220,8 @@ def ask(context, request, file, operation, number, address, size, offset):
                 count = read_at(file, address, size, offset)
             else:
                 count = write_at(file, address, size, offset)
+            # Not compared with the needed part of the range, as `transfer` does with events: the files consist
+            # of whole pages, so only an error makes a transfer short.
             if count >= 0 or not may_repeat():
                 return int64(count == size)
     # struct iocb in words of 64 bits:
@@ -250,7 +252,8 @@ def transfer(context, file, operation, offsets, sizes, places, work, pages):
     EVENT + 16) bytes.
     pages: address of page buffers, one for each of AT_ONCE requests, for a file that is open for direct
     transfers, which move whole pages. A range that does not consist of whole pages is then read into a buffer
-    and copied from there. 0 if all ranges are whole pages; these are read and written in place.
+    and copied from there. 0 if all ranges are whole pages; these are read and written in place. Always 0 for
+    a write (`DiskArena.transfer`), which would send what a buffer holds from an earlier read.
     """
     #     work   [ AT_ONCE iocbs | addresses of a batch of iocbs | events | stack of idle iocbs ]
     #
