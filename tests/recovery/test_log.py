@@ -195,6 +195,57 @@ def test_a_cut_that_is_given_up_is_gone_after_a_loss_of_power(
         list(chained(log.first))
 
 
+@pytest.mark.parametrize(
+    ("fault", "step", "line"),
+    [
+        # A write to this device fails for want of space, and it cannot be shortened.
+        (
+            "os.dup2(os.open('/dev/full', os.O_RDWR), log._file)",
+            "append(10, [b'12345678'])",
+            "cannot be shortened to",
+        ),
+        # The folder of the new file fails after the file has its name.
+        (
+            "files.replace = broken(files.replace); pathlib.Path.unlink = broken(lambda *_, **__: 0)",
+            "turn(1, 1, [])",
+            "cannot be removed",
+        ),
+    ],
+)
+def test_a_log_that_cannot_be_mended_ends_the_process(
+    tmp_path: Path, fault: str, step: str, line: str
+) -> None:
+    """A record behind a torn one would be lost without a word, as would those behind a file's true end. The
+    next process reads every whole record."""
+    script = (
+        "import os, pathlib, sys",
+        "from psfleet.core.base import files",
+        "from psfleet_server.durability.log import LogHeader, ServerLog",
+        "def broken(function):",
+        "    def fail(*arguments, **named):",
+        "        function(*arguments, **named)",
+        "        raise OSError(5, 'Input/output error')",
+        "    return fail",
+        "log = ServerLog(pathlib.Path(sys.argv[1]), LogHeader(job='j'))",
+        "log.forget()",
+        "log.append(10, [b'whole'])",
+        fault,
+        "try:",
+        f"    log.{step}",
+        "finally:",
+        "    print('lives on')",
+    )
+    process = ended([sys.executable, "-c", "\n".join(script), tmp_path / "log"])
+    assert process.returncode == 1
+    assert process.stdout == ""
+    assert line in process.stderr
+    again = ServerLog(tmp_path / "log", LogHeader(job="j"))
+    assert (10, b"whole") in [(kind, bytes(body)) for kind, body in again.recover()]
+    again.append(10, [b"later"])
+    again.close()
+    assert bytes([*chained(tmp_path / "log")][-1][1]) == b"later"
+
+
 def test_repeats_get_the_reply_of_before(tmp_path: Path) -> None:
     """After a restart a repeated push, write or registration has no effect."""
     log, shard, coordinator = kept(tmp_path / "log")
