@@ -540,9 +540,12 @@ class SparseTable:
         Rows keep the step of their last push.
         """
         with self._lock:
-            # Before the step changes: stamps of rows are rewritten from the old step to the new one.
-            self._lifetime.set_clock(clock, self.step)
-            self.step = clock.step
+            self._set_clock(clock)
+
+    def _set_clock(self, clock: TableClock) -> None:
+        # Before the step changes: stamps of rows are rewritten from the old step to the new one.
+        self._lifetime.set_clock(clock, self.step)
+        self.step = clock.step
 
     def page(self, offset: int, limit: int) -> RowData:
         """Return up to `limit` rows in ascending order of id, beginning with row number `offset`."""
@@ -574,7 +577,8 @@ class SparseTable:
 
     def restore_step(self, step: int) -> None:
         """Set the number of updates so far, and leave the times of past shrinks unchanged."""
-        self.set_clock(dataclasses.replace(self.clock, step=step))
+        with self._lock:
+            self._set_clock(dataclasses.replace(self.clock, step=step))
 
     def freeze(self, changes: TableChanges | None = None) -> FrozenSparseTable:
         """Return an image of the table as it is now, which can be read while training goes on.
