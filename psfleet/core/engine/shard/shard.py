@@ -486,8 +486,8 @@ class Shard:
         assert cutting is not None
         try:
             applying = self._recorded(MakeCut(cutting.number))
-        except PsfleetError:  # without its record the snapshot must not count as taken
-            self.cuts.give_up()
+        except PsfleetError as error:  # without its record the snapshot must not count as taken
+            self.cuts.give_up(failure=error)
             return []
         with applying:
             self.cuts.complete_cut()
