@@ -285,7 +285,8 @@ class Shard:
         fresh = self.rounds.is_new(push) if holds else self.workers.is_new_push(push)
         if fresh:
             waiting = self.rounds.held if holds else None
-            waiting_bytes, evictions = plan_push_room(self.tables, push, waiting)
+            adds = self.consistency.declared.adds_deltas
+            waiting_bytes, evictions = plan_push_room(self.tables, push, waiting, adds)
             if push.cut is not None or self.cuts.under_way is not None:
                 self._wait_for_cut(push)
             # If the log is full after this record, the rows are removed all the same: the worker sends the
@@ -300,7 +301,7 @@ class Shard:
                     self.rounds.hold(push)
                 else:
                     self.note(push)
-                    apply_push(self.tables, push, adds=self.consistency.declared.adds_deltas)
+                    apply_push(self.tables, push, adds)
         self.counters.count(push, fresh)
         return [SendOutcome(call, "held" if holds else "applied"), *self._advance()]
 
