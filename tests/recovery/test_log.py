@@ -17,8 +17,9 @@ import pytest
 from psfleet.core.base.errors import LogError
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import find_mode
-from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.rules import SGD, make_rule
 from psfleet.core.engine.runtime_interface import Gradient
+from psfleet.core.engine.schema.entry import CapacityEntry
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import Join, Leave, PartState, Pull, Push, WriteState
 from psfleet.core.engine.shard.shard import Shard
@@ -27,6 +28,7 @@ from psfleet_server.coordinator.barriers import Arrival
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import LogHeader, ServerLog, chained, records
+from psfleet_server.durability.records import encode
 from tests.programs import ended
 from tests.server.seating import register
 
@@ -331,6 +333,22 @@ def test_every_flipped_bit_is_refused(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(LogError, match=r"no log|damaged"):
             list(records(path))
+
+
+def test_a_push_that_cannot_be_applied_is_refused(tmp_path: Path) -> None:
+    """Earlier versions could log a push that a full table then refused half-way, and a restart went on with
+    the other half."""
+    full = TableSpec("full", "sparse", (2,), SGD(), entry=CapacityEntry(rows=2, full="refuse"))
+    log, shard, coordinator = kept(tmp_path / "log")
+    begin(shard, coordinator, "async")
+    shard.create(full, np.empty(0, np.float32))
+    gradient = Gradient(full.key, np.ones((3, 2), np.float32), np.arange(3), 0.1)
+    log.append(*encode(Push(0, 1, 1, (gradient,))))
+    log.close()
+    with pytest.raises(
+        LogError, match=r"record \d+ of log .* cannot be taken: table 'full' is full"
+    ):
+        kept(tmp_path / "log")
 
 
 def test_records_cannot_move(tmp_path: Path) -> None:
