@@ -31,7 +31,9 @@ from psfleet.core.engine.schema.entry import (
 )
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import Join, Push, Shrink
+from psfleet.core.engine.shard.rescaled_rows import DealtShard, dealt
 from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.shard_tables import DeltaBases
 from psfleet.core.engine.shard.snapshot_cuts import PendingCut
 from psfleet.core.engine.shard.table_placement import dense_range
 from psfleet.core.engine.tables.dense import DenseTable
@@ -192,6 +194,21 @@ def test_a_delta_after_a_shrink_has_all_scores(tmp_path: Path) -> None:
     for shard in again:
         load_shard(delta, shard)
     assert content(again) == content(shards)
+
+
+def test_a_move_around_a_shrink_has_all_scores() -> None:
+    """Rows that were sent ahead of a shrink are sent again: another number of servers gets their scores."""
+    shards, sent = fleet(1), DeltaBases()
+    for number in range(1, 6):
+        push(shards, number)
+    moved = [DealtShard(shards[0], 2), DealtShard(Shard(1, 2), 2)]
+    sent.advance(shards[0].tables, 1)
+    for server, record in dealt(shards[0], {}, 2, ahead=True):
+        moved[server].apply_record(record)
+    shards[0].handle(Shrink(threshold=0.3), "shrink")
+    for server, record in dealt(shards[0], sent.last(), 2):
+        moved[server].apply_record(record)
+    assert content([dealt_shard.shard for dealt_shard in moved]) == content(shards)
 
 
 @pytest.mark.parametrize("keep", [300, 1 << 16])
