@@ -109,6 +109,7 @@ class JobRunner:
             set()
         )  # members that were removed from the job and have not ended yet
         self.usage = ServerUsageWatch(job)
+        self._unanswered = ""  # why the last request for servers cannot be answered, as was said
         self._scaling = ScalingRequests(
             job.logs, self._too_many, engine.asked_endpoint, self._prepared_standbys
         )
@@ -334,10 +335,13 @@ class JobRunner:
             if line := self.usage.ask():
                 self._say(line)
             self._take_step(self._scaling.step(self.endpoints))
+            why = ""
         except OSError as error:
-            self._screen.say(
-                f"the request for another number of servers cannot be answered: {error}"
-            )
+            why = str(error)
+        # Once for each reason: the step is tried again many times a second.
+        if why and why != self._unanswered:
+            self._screen.say(f"the request for another number of servers cannot be answered: {why}")
+        self._unanswered = why
 
     def _keep_servers(self, member: Member) -> None:
         """Give up an undecided change of the number of servers, because a process has been started that

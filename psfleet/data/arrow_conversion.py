@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psfleet.core.base.arrow import pa, pc
-from psfleet.core.base.errors import UsageError
+from psfleet.core.base.errors import UsageError, one_line
 from psfleet.data.data_files import partition_of
 from psfleet.data.feature_sets.feature_set import Feature, FeatureSet, Input, Number
 from psfleet.data.feature_sets.feature_values import kind_of
@@ -73,7 +73,7 @@ def check_columns(names: Sequence[str], columns: Sequence[str], where: str) -> N
 
 def reason_of(error: Exception) -> str:
     """Return the message of an error in one line of at most 200 characters."""
-    return " ".join(str(error).split())[:200]
+    return one_line(error)[:200]
 
 
 @dataclass(slots=True)

@@ -30,8 +30,11 @@ from psfleet.core.engine.schema.entry import (
     ShowClickEntry,
 )
 from psfleet.core.engine.schema.table import TableSpec
-from psfleet.core.engine.shard.events import Join, Push
+from psfleet.core.engine.shard.events import Join, Push, Shrink
+from psfleet.core.engine.shard.rescaled_rows import DealtShard, dealt
 from psfleet.core.engine.shard.shard import Shard
+from psfleet.core.engine.shard.shard_tables import DeltaBases
+from psfleet.core.engine.shard.snapshot_cuts import PendingCut
 from psfleet.core.engine.shard.table_placement import dense_range
 from psfleet.core.engine.tables.dense import DenseTable
 from psfleet.core.engine.tables.sparse import SparseTable
@@ -172,6 +175,40 @@ def test_deltas_build_on_each_other(tmp_path: Path) -> None:
             )
             for ours, theirs in zip(read.values, state.values, strict=True):
                 np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+def test_a_delta_after_a_shrink_has_all_scores(tmp_path: Path) -> None:
+    """A shrink lowers the scores of all rows. A delta had those of the rows that were pushed since its base
+    only, so the next shrink after a restart removed other rows."""
+    shards = fleet(2)
+    for number in range(1, 6):
+        push(shards, number)
+    save_fleet(str(tmp_path / "base"), shards, PendingCut(1, remember=True))
+    push(shards, 6)
+    for shard in shards:
+        [reply] = shard.handle(Shrink(threshold=0.3), "shrink")
+        assert reply.number > 0  # type: ignore[union-attr]  # an outcome
+    delta = str(tmp_path / "delta")
+    save_fleet(delta, shards, PendingCut(2, since=1), base=str(tmp_path / "base"))
+    again = [Shard(index, 2) for index in range(2)]
+    for shard in again:
+        load_shard(delta, shard)
+    assert content(again) == content(shards)
+
+
+def test_a_move_around_a_shrink_has_all_scores() -> None:
+    """Rows that were sent ahead of a shrink are sent again: another number of servers gets their scores."""
+    shards, sent = fleet(1), DeltaBases()
+    for number in range(1, 6):
+        push(shards, number)
+    moved = [DealtShard(shards[0], 2), DealtShard(Shard(1, 2), 2)]
+    sent.advance(shards[0].tables, 1)
+    for server, record in dealt(shards[0], {}, 2, ahead=True):
+        moved[server].apply_record(record)
+    shards[0].handle(Shrink(threshold=0.3), "shrink")
+    for server, record in dealt(shards[0], sent.last(), 2):
+        moved[server].apply_record(record)
+    assert content([dealt_shard.shard for dealt_shard in moved]) == content(shards)
 
 
 @pytest.mark.parametrize("keep", [300, 1 << 16])

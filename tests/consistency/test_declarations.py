@@ -95,3 +95,10 @@ def test_modes_that_cannot_be(name: str, number: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         register(Mine)
     assert before == MODES
+
+
+def test_a_mode_that_nobody_has_declared() -> None:
+    """The advice is what makes a mode of one's own known; `--mode` takes psfleet's modes only."""
+    advice = r"mode is 'quorum'; it must be .*import its module in the script, which names the mode"
+    with pytest.raises(ConfigError, match=advice):
+        find_mode("quorum")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from psfleet.core.base.job_files import write_ready
-from psfleet.core.base.scaling_files import read_promise, read_scaled
+from psfleet.core.base.scaling_files import read_promise, read_scaled, write_scale
 from psfleet_launch.commands.psfleet_cli import main
 from psfleet_launch.console.screen import Screen
 from psfleet_launch.engines.local import LocalEngine
@@ -135,6 +135,38 @@ def test_a_standby_that_is_ready_late(tmp_path: Path) -> None:
         write_ready(job.ready_file(dropped), 1, "unix:/gone", os.getpid())
         assert runner._happened() == [ServerReady(dropped, "unix:/gone")]
         assert runner.endpoints == engine.endpoints()
+
+
+def test_a_request_that_cannot_be_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher tries again at each of its steps, and says each reason once."""
+    job = Job(JobRequest(SCRIPT, servers=1), "j", "token", tmp_path, tmp_path)
+    write_scale(tmp_path, 5000)
+    draft = tmp_path / f".scale.done.{os.getpid()}"  # where the answer is written first
+    draft.mkdir()
+
+    def said() -> int:
+        return capsys.readouterr().err.count("cannot be answered")
+
+    with selectors.DefaultSelector() as selector:
+        supervisor = Supervisor((*job.servers,), (*job.workers,))
+        runner = JobRunner(job, LocalEngine(job, selector), supervisor, Screen(progress=False))
+        runner._answering.update(job.servers)
+        for _ in range(3):
+            runner._scale()
+        assert said() == 1
+        draft.rmdir()
+        draft.symlink_to(draft)  # goes with the first attempt
+        runner._scale()
+        assert said() == 1
+        runner._scale()
+        assert said() == 0
+        assert "5000 servers are wanted" in read_scaled(tmp_path).why
+        write_scale(tmp_path, 5001)
+        draft.mkdir()
+        runner._scale()
+        assert said() == 1
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ import pytest
 from psfleet import layers
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.settings.environment import Environment, read_environment
+from psfleet.core.graph.execution import executor
 from psfleet.core.graph.execution.executor import Executor
 from psfleet.core.graph.program.backward import append_backward
 from psfleet.core.graph.program.pipeline.chunk import cut_plan
@@ -165,5 +166,19 @@ def test_a_program_that_is_not_cut_is_refused_on_stages() -> None:
     try:
         with pytest.raises(UsageError, match="is not cut into stages"):
             Executor().run(feed=make_feed(), fetch_list=[model.loss])
+    finally:
+        stages.settle(StagePosition())
+
+
+def test_an_evaluation_that_does_not_fit_into_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that evaluates runs the whole program; one without room for the weights says so at once."""
+    model: Any = build_model()
+    program = default_main_program().clone(for_test=True)
+    stages.settle(StagePosition(stages=2, stage=1))
+    try:
+        Executor().run(program, make_feed(), [model.guess])
+        monkeypatch.setattr(executor, "available_memory", lambda: 100)
+        with pytest.raises(UsageError, match="runs whole in worker 0 stage 1: its weights take"):
+            Executor().run(program, make_feed(), [model.guess])
     finally:
         stages.settle(StagePosition())

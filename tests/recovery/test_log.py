@@ -17,8 +17,9 @@ import pytest
 from psfleet.core.base.errors import LogError
 from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import find_mode
-from psfleet.core.engine.rules import make_rule
+from psfleet.core.engine.rules import SGD, make_rule
 from psfleet.core.engine.runtime_interface import Gradient
+from psfleet.core.engine.schema.entry import CapacityEntry
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import Join, Leave, PartState, Pull, Push, WriteState
 from psfleet.core.engine.shard.shard import Shard
@@ -27,6 +28,7 @@ from psfleet_server.coordinator.barriers import Arrival
 from psfleet_server.coordinator.coordinator import Coordinator
 from psfleet_server.durability.journal import Journal
 from psfleet_server.durability.log import LogHeader, ServerLog, chained, records
+from psfleet_server.durability.records import encode
 from tests.programs import ended
 from tests.server.seating import register
 
@@ -195,6 +197,57 @@ def test_a_cut_that_is_given_up_is_gone_after_a_loss_of_power(
         list(chained(log.first))
 
 
+@pytest.mark.parametrize(
+    ("fault", "step", "line"),
+    [
+        # A write to this device fails for want of space, and it cannot be shortened.
+        (
+            "os.dup2(os.open('/dev/full', os.O_RDWR), log._file)",
+            "append(10, [b'12345678'])",
+            "cannot be shortened to",
+        ),
+        # The folder of the new file fails after the file has its name.
+        (
+            "files.replace = broken(files.replace); pathlib.Path.unlink = broken(lambda *_, **__: 0)",
+            "turn(1, 1, [])",
+            "cannot be removed",
+        ),
+    ],
+)
+def test_a_log_that_cannot_be_mended_ends_the_process(
+    tmp_path: Path, fault: str, step: str, line: str
+) -> None:
+    """A record behind a torn one would be lost without a word, as would those behind a file's true end. The
+    next process reads every whole record."""
+    script = (
+        "import os, pathlib, sys",
+        "from psfleet.core.base import files",
+        "from psfleet_server.durability.log import LogHeader, ServerLog",
+        "def broken(function):",
+        "    def fail(*arguments, **named):",
+        "        function(*arguments, **named)",
+        "        raise OSError(5, 'Input/output error')",
+        "    return fail",
+        "log = ServerLog(pathlib.Path(sys.argv[1]), LogHeader(job='j'))",
+        "log.forget()",
+        "log.append(10, [b'whole'])",
+        fault,
+        "try:",
+        f"    log.{step}",
+        "finally:",
+        "    print('lives on')",
+    )
+    process = ended([sys.executable, "-c", "\n".join(script), tmp_path / "log"])
+    assert process.returncode == 1
+    assert process.stdout == ""
+    assert line in process.stderr
+    again = ServerLog(tmp_path / "log", LogHeader(job="j"))
+    assert (10, b"whole") in [(kind, bytes(body)) for kind, body in again.recover()]
+    again.append(10, [b"later"])
+    again.close()
+    assert bytes([*chained(tmp_path / "log")][-1][1]) == b"later"
+
+
 def test_repeats_get_the_reply_of_before(tmp_path: Path) -> None:
     """After a restart a repeated push, write or registration has no effect."""
     log, shard, coordinator = kept(tmp_path / "log")
@@ -280,6 +333,22 @@ def test_every_flipped_bit_is_refused(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(LogError, match=r"no log|damaged"):
             list(records(path))
+
+
+def test_a_push_that_cannot_be_applied_is_refused(tmp_path: Path) -> None:
+    """Earlier versions could log a push that a full table then refused half-way, and a restart went on with
+    the other half."""
+    full = TableSpec("full", "sparse", (2,), SGD(), entry=CapacityEntry(rows=2, full="refuse"))
+    log, shard, coordinator = kept(tmp_path / "log")
+    begin(shard, coordinator, "async")
+    shard.create(full, np.empty(0, np.float32))
+    gradient = Gradient(full.key, np.ones((3, 2), np.float32), np.arange(3), 0.1)
+    log.append(*encode(Push(0, 1, 1, (gradient,))))
+    log.close()
+    with pytest.raises(
+        LogError, match=r"record \d+ of log .* cannot be taken: table 'full' is full"
+    ):
+        kept(tmp_path / "log")
 
 
 def test_records_cannot_move(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from psfleet.checkpoint import Part
 from psfleet.checkpoint.manifest import ShardFile
-from psfleet.core.base.errors import ServerUnavailable
+from psfleet.core.base.errors import NotReady, ServerUnavailable
 from psfleet.core.engine.shard.events import SendError
 from psfleet_server.snapshots.snapshot_coordinator import (
     AwaitParts,
@@ -165,8 +165,8 @@ class Chaos:
                 left = frozenset(s for s in seats if dice.random() < 0.3)
                 return lambda machine: machine.members_changed(left, frozenset(seats))
             case 7:
-                is_made = dice.random() < 0.5
-                return lambda machine: machine.cut_ended(number, is_made=is_made)
+                failure = None if dice.random() < 0.5 else NotReady("members change")
+                return lambda machine: machine.cut_ended(number, failure)
             case _:
                 return SnapshotCoordinator.time_passed
 

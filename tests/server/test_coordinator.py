@@ -13,10 +13,15 @@ from psfleet.core.engine.round_plan import LOOKAHEAD, PlanEntry, RoundPlan
 from psfleet.core.engine.shard.events import SendError
 from psfleet.core.engine.shard.membership_view import ViewReport
 from psfleet.core.net.membership_messages import write_mode
-from psfleet_server.coordinator.barriers import Arrival, CollectiveReply
+from psfleet_server.coordinator.barriers import REDUCTIONS, Arrival, CollectiveReply
 from psfleet_server.coordinator.coordinator import Coordinator
-from psfleet_server.coordinator.coordinator_messages import Heartbeat, Outcome, Registration
-from psfleet_server.coordinator.data_dispatch import DatasetRequest
+from psfleet_server.coordinator.coordinator_messages import (
+    Decision,
+    Heartbeat,
+    Outcome,
+    Registration,
+)
+from psfleet_server.coordinator.data_dispatch import DataDispatch, DatasetRequest
 from tests.server.seating import register, settled
 
 
@@ -194,3 +199,63 @@ def test_the_last_to_arrive_releases_all() -> None:
     assert outcome == [CollectiveReply(c, None) for c in ("c0", "c0 again", "c1", "c2")]
     assert coordinator.arrive(barrier(1), "late") == [CollectiveReply("late", None)]
     assert coordinator.arrive(barrier(1, 2), "next") == []
+
+
+def broken(*arguments: object) -> Any:
+    raise MemoryError("no bytes")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (errors.LogError("the log cannot be written"), "the log cannot be written"),
+        (MemoryError("no bytes"), "the server failed: MemoryError: no bytes; see its log"),
+    ],
+)
+def test_all_workers_hear_of_a_failed_collective(error: Exception, text: str) -> None:
+    """The last worker to arrive got the error, and the others waited for their deadline."""
+    coordinator = registered(2)
+
+    def refuse(decision: Decision) -> None:
+        raise error
+
+    assert coordinator.arrive(reduction(0, [1.0]), "a") == []
+    with pytest.MonkeyPatch.context() as patch:
+        if isinstance(error, errors.LogError):
+            patch.setattr(coordinator, "journal", refuse)
+        else:
+            patch.setitem(REDUCTIONS, "sum", broken)
+        outcomes = coordinator.arrive(reduction(1, [2.0]), "b")
+    assert [(type(outcome), outcome.call) for outcome in outcomes] == [
+        (SendError, "a"),
+        (SendError, "b"),
+    ]
+    assert {str(error_of([outcome])) for outcome in outcomes} == {text}
+    # All may try again, with the same number.
+    assert coordinator.arrive(reduction(0, [1.0]), "a") == []
+    assert len(coordinator.arrive(reduction(1, [2.0]), "b")) == 2
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_half_a_decision_is_the_last(keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that the log has and the coordinator lacks would be granted twice. So it decides nothing
+    more, whether the error comes from the decision or from a standby that is sent it."""
+    coordinator, decisions = registered(1), list[Decision]()
+
+    def keep(decision: Decision) -> None:
+        decisions.append(decision)
+        if not keeps:
+            broken()
+
+    coordinator.journal = keep
+    if keeps:
+        monkeypatch.setattr(DataDispatch, "take", broken)
+    request = DatasetRequest(1, 10, 1, 1, 0)
+    with pytest.raises(MemoryError):
+        coordinator.assign_data(0, 1, request)
+    monkeypatch.undo()
+    coordinator.journal = decisions.append
+    with pytest.raises(errors.PsfleetError, match=r"half of a decision.*MemoryError: no bytes"):
+        coordinator.assign_data(0, 1, request)
+    assert "half of a decision" in str(error_of(coordinator.arrive(barrier(0), "a")))
+    assert len(decisions) == 1

@@ -4,7 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from psfleet.core.base.errors import CheckpointError, DeadlineExceeded, ServerUnavailable
+from psfleet.core.base.errors import (
+    CheckpointError,
+    DeadlineExceeded,
+    NoRoom,
+    NotReady,
+    ServerUnavailable,
+)
 from psfleet.core.engine.shard.snapshot_cuts import PendingCut
 from psfleet_server.snapshots.snapshot_coordinator import (
     AnnounceSnapshot,
@@ -25,6 +31,8 @@ from psfleet_server.snapshots.snapshot_coordinator import (
     WatchCut,
 )
 from tests.server.snapshot_play import ASYNC, DRAFT, INCARNATIONS, PATH, Chaos, Play, failed, parts
+
+CHANGE = NotReady("a worker or a server came or went")
 
 
 def test_a_process_before_had_begun_snapshots() -> None:
@@ -59,7 +67,7 @@ def test_every_third_round(closed: int, last: int, round_: int) -> None:
     number = begin.cutting.number
     assert play.coordinator.servers_replied([standing, standing]) == [WatchCut(number)]
     assert play.wait(1e6) == []
-    cut = play.coordinator.cut_ended(number, is_made=True)
+    cut = play.coordinator.cut_ended(number)
     assert cut == [AnnounceSnapshot(number), AwaitParts(number, cut=True)]
 
 
@@ -83,7 +91,7 @@ def synchronous(play: Play, last: int, every: int = 0) -> None:
     assert isinstance(begin, BeginCuts)
     play.coordinator.servers_replied([standing, standing])
     if every:
-        play.coordinator.cut_ended(begin.cutting.number, is_made=True)
+        play.coordinator.cut_ended(begin.cutting.number)
     play.coordinator.servers_replied()
     play.coordinator.servers_replied(parts({}, "sync", last))
     play.publish()
@@ -94,11 +102,7 @@ def synchronous(play: Play, last: int, every: int = 0) -> None:
     [
         (lambda machine: machine.request("b", SnapshotRequest(), 0), "it waited for round 6", True),
         (SnapshotCoordinator.stop, "it waited for round 6", False),
-        (
-            lambda machine: machine.cut_ended(1, is_made=False),
-            "a worker or a server came or went",
-            False,
-        ),
+        (lambda machine: machine.cut_ended(1, CHANGE), "a worker or a server came or went", False),
     ],
 )
 def test_a_snapshot_that_waits_for_its_round_gives_way(
@@ -121,10 +125,34 @@ def test_a_snapshot_that_waits_for_workers_gives_way() -> None:
     """To a change of the fleet, after which the schedule tries again without a word."""
     play = Play()
     play.mark()
-    play.coordinator.cut_ended(1, is_made=False)
+    play.coordinator.cut_ended(1, CHANGE)
     error = failed(play.coordinator.servers_replied())
     assert isinstance(error, SnapshotPostponed)
     assert str(error) == "snapshot 1 was not taken: a worker or a server came or went"
+
+
+def test_a_change_of_members_while_servers_cut() -> None:
+    """Is no fault either: the schedule tries again without a word."""
+    play = Play()
+    play.mark()
+    play.learn(1)
+    assert play.coordinator.stage is Stage.CUTTING
+    play.coordinator.step_failed(CHANGE)
+    error = failed(play.coordinator.servers_replied())
+    assert isinstance(error, SnapshotPostponed)
+    assert str(error) == "snapshot 1 was not taken: a worker or a server came or went"
+
+
+def test_a_cut_that_the_log_refuses() -> None:
+    """Is a fault with a reason. As a change of members it was tried again for ever, without a word."""
+    play = Play()
+    standing = Standing("sync", 4, INCARNATIONS)
+    play.begin(standing, standing, every=3)
+    play.coordinator.servers_replied([standing, standing])
+    play.coordinator.cut_ended(1, NoRoom("the log cannot be written"))
+    error = failed(play.coordinator.servers_replied())
+    assert isinstance(error, NoRoom)
+    assert str(error) == "snapshot 1 was not taken: the log cannot be written"
 
 
 def test_servers_that_disagree_are_asked_again() -> None:

@@ -1,5 +1,6 @@
 """A full table: what would overfill it is refused before anything changes."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from psfleet.core.base.settings.kinds import Mode
 from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.rules import SGD, Adam
 from psfleet.core.engine.runtime_interface import Gradient
+from psfleet.core.engine.schema.entry import CountFilterEntry
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard import events
 from psfleet.core.engine.shard.shard import Shard
@@ -61,6 +63,20 @@ def test_async_push_is_refused_whole() -> None:
     assert (sizes(shard), shard.workers.sequences, records) == ([(3, 1), (3, 1)], {0: 1}, [])
     assert shard.handle(push(2, [3, 4]), "c") == [events.SendOutcome("c", "applied")]
     assert shard.handle(push(2, [3, 4]), "d") == [events.SendOutcome("d", "applied")]
+    assert sizes(shard) == [(4, 2), (4, 2)]
+
+
+def test_deltas_give_every_id_a_row() -> None:
+    """In geo mode the entry of a table admits every id, so each id needs room, also one that a push would
+    not give a row yet. Otherwise the first table had its part of the push when the second refused its own."""
+    spec = dataclasses.replace(ROWS, entry=CountFilterEntry(3))
+    shard, records = make("geo"), list[events.Record]()
+    shard.tables[ROWS.key] = SparseTable(spec, max_rows=4)
+    shard.handle(push(1, [1, 2, 3]), "a")
+    shard.journal = records.append
+    assert refused(shard.handle(push(2, [3, 4, 5]), "b"))
+    assert (sizes(shard), records, shard.torn) == ([(3, 1), (3, 1)], [], None)
+    assert shard.handle(push(2, [3, 4]), "c") == [events.SendOutcome("c", "applied")]
     assert sizes(shard) == [(4, 2), (4, 2)]
 
 

@@ -9,13 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from psfleet.core.base.errors import CheckpointError, PsfleetError
+from psfleet.core.base.errors import CheckpointError, NoRoom, NotReady, PsfleetError
+from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.rules import make_rule
 from psfleet.core.engine.schema.table import TableSpec
+from psfleet.core.engine.shard.events import BeginCut, Join, MakeCut, Record
+from psfleet.core.engine.shard.membership_view import PrepareView
 from psfleet.core.engine.shard.shard import Shard
 from psfleet.core.engine.shard.snapshot_cuts import PendingCut
 from psfleet.core.net.server_state import ServerState
 from psfleet_server.durability.snapshot_writer import SnapshotShare, SnapshotWriter, Throttle
+from psfleet_server.engine.shard_host import ShardHost
+from psfleet_server.rpc.replies import Deadlines
 
 DENSE = TableSpec("d", "dense", (10,), make_rule("sgd", {}))
 SECONDS = 60.0
@@ -102,6 +107,33 @@ def test_a_snapshot_that_is_given_up_leaves_no_thread(tmp_path: Path) -> None:
         parts.await_part(8, outcomes[2], cut=True)
     for outcome in outcomes:
         assert isinstance(outcome.get(), CheckpointError)
+
+
+def test_a_cut_that_is_given_up_has_a_reason(tmp_path: Path) -> None:
+    """Server 0 gets it, also if it asks only later: a full log, or a change of members."""
+    full = NoRoom("the log has no room")
+
+    def keep(record: Record) -> None:
+        if isinstance(record, MakeCut):
+            raise full
+
+    host = ShardHost(Shard(), None, Deadlines())
+    host.ask(Join(0, 1, find_mode("sync")))
+    host.shard.journal = keep
+    waiting, later, changed = Outcome(), Outcome(), Outcome()
+    host.parts.expect(1, str(tmp_path))
+    host.ask(BeginCut(PendingCut(1)))
+    host.parts.await_part(1, waiting, cut=True)
+    host.ask(BeginCut(PendingCut(1, round=0)))
+    host.parts.await_part(1, later, cut=True)
+    assert waiting.get() is later.get() is full
+    host.parts.expect(2, str(tmp_path))
+    host.ask(BeginCut(PendingCut(2)))
+    host.freeze(PrepareView(1))
+    host.parts.await_part(2, changed, cut=True)
+    assert isinstance(changed.get(), NotReady)
+    assert str(changed.get()) == "a worker or a server came or went"
+    host.parts.stop()
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from psfleet.core.base.errors import ShapeError, TableConflict
 from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.engine.kernels.initial_values import initial_rows
 from psfleet.core.engine.rules import SGD, Adam
-from psfleet.core.engine.schema.entry import ProbabilityEntry
+from psfleet.core.engine.schema.entry import ProbabilityEntry, TTLEntry
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
+from psfleet.core.engine.tables.assigned_weights import add_rows
 from psfleet.core.engine.tables.sparse import SparseTable
 from psfleet.core.graph.program.program import default_startup_program
 from psfleet.core.net.table_messages import read_spec, write_spec
@@ -127,3 +128,16 @@ def test_an_embedding_trains_the_rows_that_came() -> None:
     optimizer.SGD(0.1).apply_gradients([(weights, gradients)])
     moved = (weights.lookup(IDS) != before).all(axis=1).mean()
     assert 0.45 < moved < 0.55
+
+
+def test_rows_expire_after_added_deltas_too() -> None:
+    """In geo mode a table with a limit of steps kept every row for ever."""
+    spec = dataclasses.replace(SPEC, entry=TTLEntry(steps=8))
+    pushed, added = SparseTable(spec), SparseTable(spec)
+    deltas = np.ones((4, 2), np.float32)
+    for step in range(100):
+        push(pushed, ids := np.arange(step, step + 4))
+        add_rows(added, ids, -deltas)
+    assert len(pushed) < 20
+    assert rows(added) == rows(pushed)
+    assert added.step == 100

@@ -17,6 +17,7 @@ from psfleet.core.engine.rules import ASGD, SGD, Adagrad, Adam
 from psfleet.core.engine.schema.entry import CapacityEntry
 from psfleet.core.engine.schema.table import InitializerSpec, TableSpec
 from psfleet.core.engine.tables.row_data import TableClock
+from psfleet.core.engine.tables.row_expiry import RowLifetime
 from psfleet.core.engine.tables.row_memory import RowLimits, RowTraffic
 from psfleet.core.engine.tables.sparse import SparseTable
 from tests.tables.test_policies import push
@@ -271,3 +272,21 @@ def test_ids_whose_hashes_are_alike_are_found() -> None:
     pages = [page["ids"] for page in frozen.pages() if "ids" in page]
     assert sorted(np.concatenate(pages).tolist()) == table.ids().tolist()
     frozen.close()
+
+
+def test_a_step_is_set_between_two_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The times of shrinks are read and set again under one lock: a shrink in between would be forgotten."""
+    table, clock = SparseTable(SPEC), RowLifetime.clock
+    other = threading.Thread(target=table.shrink, kwargs={"unseen": 1})
+
+    def slow(lifetime: RowLifetime, step: int) -> TableClock:
+        found = clock(lifetime, step)
+        if other.ident is None:
+            other.start()
+            other.join(0.5)
+        return found
+
+    monkeypatch.setattr(RowLifetime, "clock", slow)
+    table.restore_step(7)
+    other.join()
+    assert table.clock == TableClock(7, (7,))

@@ -147,9 +147,14 @@ def internal_error(error: Exception) -> PsfleetError:
     return PsfleetError(f"the server failed: {type_and_text(error)}; see its log")
 
 
+def one_line(text: object) -> str:
+    """Return `str(text)` on one line, to be part of a sentence, with one space for each run of whitespace."""
+    return " ".join(str(text).split())
+
+
 def type_and_text(error: BaseException) -> str:
     """Return the type and text of an error on one line, to be part of a sentence."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 def joined_refusals(refusals: Sequence[UsageError]) -> UsageError:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from psfleet.core.base.errors import CheckpointError, FrameError, PsfleetError, RuleError
+from psfleet.core.base.errors import CheckpointError, FrameError, PsfleetError, RuleError, one_line
 from psfleet.core.base.files import let_appear, read_small, reason, replace
 
 _SMALL = 1 << 20  # longest file that `Format.read` accepts, in bytes
@@ -180,4 +180,4 @@ def reading(where: str | Path, kind: type[PsfleetError] = CheckpointError) -> It
     except PsfleetError as error:
         raise kind(f"{str(where)!r} is damaged: {error}") from None
     except Exception as error:  # a damaged file can cause any error
-        raise kind(f"{str(where)!r} is damaged: {' '.join(repr(error).split())}") from None
+        raise kind(f"{str(where)!r} is damaged: {one_line(repr(error))}") from None

@@ -211,8 +211,8 @@ def find_mode(name: str | None) -> ConsistencyMode:
         return NO_MODE
     if name not in MODES:
         raise ConfigError(
-            f"mode is {name!r}; it must be {listed()}, or name the module that defines it: "
-            "psfleet-launch --rules MODULE, or PSFLEET_RULES"
+            f"mode is {name!r}; it must be {listed()}. For a mode of your own, import its module in the "
+            "script, which names the mode, and pass the module to psfleet-launch --rules or PSFLEET_RULES"
         )
     return MODES[name]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from psfleet.core.base.errors import FrameError
+from psfleet.core.base.errors import FrameError, one_line
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -56,7 +56,7 @@ def reason_of(error: Exception) -> str:
 
     The limit matters because the text may quote names that a stranger has chosen.
     """
-    return f"{' '.join(str(error).split()):.200}"
+    return one_line(error)[:200]
 
 
 @cache

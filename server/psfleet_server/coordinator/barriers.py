@@ -255,18 +255,27 @@ class CollectiveState:
             self._forget()
         if decision.mode_request is not None:
             self.told[decision.number] = decision.mode_request
-        waiting = [calls for _, (_, calls) in sorted(self._waiting.items())]
-        self._waiting.clear()
         return [
             CollectiveReply(call, decision.value, decision.mode_request)
-            for calls in waiting
-            for call in calls
+            for call in self._released()
         ]
 
     def drop(self, worker: int, error: PsfleetError) -> list[SendError]:
         """Discard the arrival of a worker whose process has ended, and refuse its calls with `error`."""
         _, calls = self._waiting.pop(worker, (None, []))
         return [SendError(call, error) for call in calls]
+
+    def refuse(self, error: PsfleetError) -> list[SendError]:
+        """Refuse the calls of all workers that wait, because their collective cannot complete.
+
+        The workers may call again, with the same number.
+        """
+        return [SendError(call, error) for call in self._released()]
+
+    def _released(self) -> list[Call]:
+        """Discard all arrivals, and return their calls by worker number."""
+        waiting, self._waiting = self._waiting, {}
+        return [call for _, (_, calls) in sorted(waiting.items()) for call in calls]
 
     def expire(self, call: Call, seats: Collection[int]) -> list[CollectiveReply | SendError]:
         """Refuse a call whose deadline has passed. The worker stays arrived, so others do not wait for it."""

@@ -17,7 +17,16 @@ replies. docs/protocol.md explains why this is safe.
 import copy
 from collections.abc import Callable, Mapping
 
-from psfleet.core.base.errors import Fenced, Gap, NoRoom, NotReady, PsfleetError
+from psfleet.core.base.errors import (
+    Fenced,
+    Gap,
+    NoRoom,
+    NotReady,
+    PsfleetError,
+    internal_error,
+    type_and_text,
+)
+from psfleet.core.base.logs import log_of
 from psfleet.core.engine.round_plan import Range, RoundPlan
 from psfleet.core.engine.shard.events import Call, SendError
 from psfleet.core.engine.shard.membership_view import PrepareView, ViewReport
@@ -51,6 +60,7 @@ from psfleet_server.coordinator.membership import Membership, Seat, ViewChange
 from psfleet_server.coordinator.request_files import Scaling
 from psfleet_server.coordinator.worker_liveness import WorkerLiveness
 
+_log = log_of(__name__)
 # A view's number is (term << _CHANGES) + changes. Numbers therefore grow also after a restart of server 0,
 # which forgets the changes that it had begun but not decided.
 _CHANGES = 32
@@ -75,6 +85,8 @@ class Coordinator:
         heartbeats: Maps `(False, number of a worker)` or `(True, index of a server)` to a pair: the last
             heartbeat of that process, and the time at which the heartbeat came.
         scaling: State of a change of the number of servers.
+        torn: Error of every later decision, after an error has stopped a decision behind its record, or None.
+            This process then lacks a decision that the log has.
     """
 
     def __init__(self, workers: int, servers: int = 1, dead_after: float = 0.0) -> None:
@@ -90,6 +102,7 @@ class Coordinator:
         self.journal: Callable[[Decision], None] | None = None
         self.waits_for_room = False
         self.scaling = Scaling()
+        self.torn: PsfleetError | None = None
         self._changes = 0  # number of changes begun since this process has started
         self._boots: dict[int, int] = {}  # boot number of each server's process
         self._change: ViewChange | None = None  # the change for which servers are freezing
@@ -434,11 +447,24 @@ class Coordinator:
         return self._complete()
 
     def _decide(self, decision: Decision) -> list[Outcome]:
-        # Journal first: once a decision has an effect, a reply may depend on it.
+        if self.torn is not None:
+            raise self.torn
         self.scaling.admit(decision)
-        if self.journal is not None:
-            self.journal(decision)
-        return self.replay(decision)
+        is_recorded = False
+        try:
+            # Journal first: once a decision has an effect, a reply may depend on it.
+            if self.journal is not None:
+                self.journal(decision)
+            is_recorded = True
+            return self.replay(decision)
+        except Exception as error:
+            # A PsfleetError of the journal means that there is no record.
+            if is_recorded or not isinstance(error, PsfleetError):
+                self.torn = PsfleetError(
+                    f"server 0 has half of a decision ({type(decision).__name__}), which was stopped by "
+                    f"{type_and_text(error)}; start again from the log or a snapshot"
+                )
+            raise
 
     def replay(self, decision: Decision) -> list[Outcome]:
         """Apply a decision that was just made, or that comes from the log of an earlier process."""
@@ -496,6 +522,19 @@ class Coordinator:
         If a change of the number of servers is due, the rows move first. `scaled` then ends the collective.
         """
         self.waits_for_room = False
+        try:
+            return self._completed()
+        except NoRoom:
+            self.waits_for_room = True
+            return []
+        # To all workers that wait. Raised, the error would reach only the caller of this event.
+        except PsfleetError as error:
+            return [*self.collectives.refuse(error)]
+        except Exception as error:
+            _log.error("a collective has failed", exc_info=error)
+            return [*self.collectives.refuse(internal_error(error))]
+
+    def _completed(self) -> list[Outcome]:
         decision = self.collectives.complete(
             self.members.present(), self.worker_requests.mode_request
         )
@@ -507,8 +546,4 @@ class Coordinator:
         if self.scaling.is_due:
             self.scaling.begin()
             return []
-        try:
-            return self._decide(decision)
-        except NoRoom:
-            self.waits_for_room = True
-            return []
+        return self._decide(decision)

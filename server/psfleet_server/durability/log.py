@@ -30,7 +30,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -232,9 +232,16 @@ class ServerLog:
         return 0
 
     def _cut_off(self, end: int) -> None:
-        """Shorten the present file to `end` bytes. The next record is written there."""
-        os.ftruncate(self._file, end)
-        os.lseek(self._file, end, os.SEEK_SET)
+        """Shorten the present file to `end` bytes. The next record is written there.
+
+        If that fails, end the process. A torn record may then only be at the end of the file, where the next
+        process cuts it off. If this process wrote on, every record behind the torn one would be unreadable.
+        """
+        try:
+            os.ftruncate(self._file, end)
+            os.lseek(self._file, end, os.SEEK_SET)
+        except OSError as error:
+            self._end_process(f"log {str(self.path)!r} cannot be shortened to {end} bytes", error)
 
     @property
     def end(self) -> int:
@@ -272,8 +279,12 @@ class ServerLog:
             except (LogError, OSError) as error:
                 # The shard gives the cut up, so a replay must not know it either. Nor may a replay find the
                 # new file, because the next record goes to the old one.
-                with contextlib.suppress(OSError):
-                    path.unlink()
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as unlink_error:
+                    # The two files fit together as they are, so the next process can read them.
+                    if path.is_file():
+                        self._end_process(f"log {str(path)!r} cannot be removed", unlink_error)
                 self._sync_removal(path)
                 self._cut_off(end)
                 self._end, self._chain = end, chain
@@ -416,8 +427,12 @@ class ServerLog:
             # disk when the next process reads the log and acknowledges what it finds.
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
-            _log.critical(f"log {str(self.path)!r} cannot be synced to disk: {error.strerror}")
-            os._exit(1)
+            self._end_process(f"log {str(self.path)!r} cannot be synced to disk", error)
+
+    def _end_process(self, failure: str, error: OSError) -> NoReturn:
+        """End this process at once, because the file no longer certainly has what the log should have."""
+        _log.critical(f"{failure}: {error.strerror}")
+        os._exit(1)
 
     def _sync_removal(self, path: Path) -> None:
         """Wait until the removal of a file's name is on the disk. If that fails, end the process.
@@ -430,10 +445,7 @@ class ServerLog:
         try:
             files.sync(path.absolute().parent)
         except OSError as error:
-            _log.critical(
-                f"the removal of log {str(path)!r} cannot be synced to disk: {error.strerror}"
-            )
-            os._exit(1)
+            self._end_process(f"the removal of log {str(path)!r} cannot be synced to disk", error)
 
     def remove(self) -> None:
         """Close the log and delete its files."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from psfleet.checkpoint import Snapshot
-from psfleet.core.base.errors import CheckpointError, LogError, UsageError
+from psfleet.core.base.errors import CheckpointError, LogError
 from psfleet.core.base.json_documents import reading
 from psfleet.core.base.logs import log_of
 from psfleet.core.base.object_store import is_whole, own_place
@@ -246,16 +246,11 @@ def _be_copy(state: ServerState, shard: Shard, coordinator: Coordinator | None) 
 
 
 def take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:
-    """Apply a record of the server's log, or one that a standby gets from its primary."""
-    try:
-        _take(kind, body, shard, coordinator)
-    except UsageError:
-        if kind not in (RecordKind.PUSH, RecordKind.CLOSE):
-            raise
-        # A table was full. The same error was raised when the record was made, and went to the worker.
+    """Apply a record of the server's log, or one that a standby gets from its primary.
 
-
-def _take(kind: int, body: memoryview, shard: Shard, coordinator: Coordinator | None) -> None:
+    Raises:
+        PsfleetError: The record does not fit the state. The shard may have a part of its change.
+    """
     if kind == RecordKind.CORE:
         _resume(read_state(body), shard, coordinator)
     elif kind == RecordKind.COPIED:

@@ -174,6 +174,8 @@ class SnapshotWriter:
         self.tell: Callable[[str], None] = _log.warning
         self.files: dict[str, int] = {}
         self._has_failed = False
+        # The last snapshot that the shard gave up, and why: server 0 may ask for it only later.
+        self._failure: tuple[int, PsfleetError] | None = None
         self._parts: dict[int, _PartInProgress] = {}
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -224,7 +226,7 @@ class SnapshotWriter:
             if part is not None and not (part.made if cut else part.outcome is not None):
                 (part.for_cut if cut else part.for_file).append(reply)
                 return
-        reply(_unknown(number) if part is None else part.outcome or b"")
+        reply(self._given_up(number) if part is None else part.outcome or b"")
 
     def begin(self, frozen: FrozenShard, state: ServerState) -> None:
         """Pass the shard, as it was at the cut (the last push in the snapshot), to the thread that writes it.
@@ -239,15 +241,27 @@ class SnapshotWriter:
         if part is None:
             frozen.close()
 
-    def forget(self, number: int) -> None:
-        """Drop a snapshot that is complete or was given up. Callbacks that still wait get an error."""
+    def forget(self, number: int, failure: PsfleetError | None = None) -> None:
+        """Drop a snapshot that is complete or was given up. Callbacks that still wait get an error.
+
+        Args:
+            number: Number of the snapshot.
+            failure: Reason why the shard has given it up, or None.
+        """
         with self._lock:
+            if failure is not None:
+                self._failure = number, failure
             part = self._parts.pop(number, None)
             if part is not None:
                 part.cut.put(None)
         if part is not None:
             for reply in (*part.for_cut, *part.for_file):
-                reply(_unknown(number))
+                reply(self._given_up(number))
+
+    def _given_up(self, number: int) -> PsfleetError:
+        if self._failure is not None and self._failure[0] == number:
+            return self._failure[1]
+        return CheckpointError(f"snapshot {number} was given up; take it again")
 
     def end(self) -> None:
         """Accept no more snapshots, give up those without a cut yet, and write the others without pauses."""
@@ -319,7 +333,3 @@ def _described(frozen: FrozenShard, file: ShardFile) -> bytes:
     """Return this server's part of the manifest, encoded."""
     specs = tuple(table.spec for table in frozen.tables)
     return Part(file, specs, frozen.mode, frozen.round, dict(frozen.pushes)).encode()
-
-
-def _unknown(number: int) -> CheckpointError:
-    return CheckpointError(f"snapshot {number} was given up; take it again")

@@ -125,7 +125,7 @@ class RowMoves:
             shard.moving = True
             shard.cuts.give_up()
         if cut is not None:
-            self._host.parts.forget(cut.number)
+            self._host.parts.forget(cut.number, shard.cuts.failure)
         crash_points.reach("opened")
 
     def _check_ended(self, number: int) -> None:

@@ -191,7 +191,7 @@ class ShardHost:
             refusal = SendError(call, as_psfleet_error(error))
             instructions = [refusal, *self.shard.refuse_if_torn()]
         if cutting is not None and self.shard.cuts.is_lost(cutting.number):
-            self.parts.forget(cutting.number)
+            self.parts.forget(cutting.number, self.shard.cuts.failure)
         replies: list[Reply] = []
         for instruction in instructions:
             if isinstance(instruction, WriteSnapshot):

@@ -26,7 +26,7 @@ from enum import Enum
 from typing import Any
 
 from psfleet.checkpoint import Part
-from psfleet.core.base.errors import CheckpointError, DeadlineExceeded, PsfleetError
+from psfleet.core.base.errors import CheckpointError, DeadlineExceeded, NotReady, PsfleetError
 from psfleet.core.engine.consistency import find_mode
 from psfleet.core.engine.shard.events import Call, SendError
 from psfleet.core.engine.shard.snapshot_cuts import PendingCut
@@ -476,15 +476,15 @@ class SnapshotCoordinator:
                 return self._end()
         raise AssertionError(f"servers reply while the snapshot waits for {self.stage.value}")
 
-    def cut_ended(self, number: int, *, is_made: bool) -> Instructions:
-        """Continue if server 0 has made its cut. Otherwise the members have changed: give the snapshot up."""
+    def cut_ended(self, number: int, failure: PsfleetError | None = None) -> Instructions:
+        """Continue if server 0 has made its cut, or give the snapshot up if server 0 has given it up."""
         if number != self._number:
             return []
-        if self.stage is Stage.AWAITING_ROUND and is_made:
+        if self.stage is Stage.AWAITING_ROUND and failure is None:
             return self._announce()
         # While it awaits workers no cut is made: it needs the marks of all workers, which they send later.
-        if self.stage in (Stage.AWAITING_ROUND, Stage.AWAITING_WORKERS) and not is_made:
-            return self._fail(_changed())
+        if self.stage in (Stage.AWAITING_ROUND, Stage.AWAITING_WORKERS) and failure is not None:
+            return self.step_failed(failure)
         return []
 
     def published(self) -> Instructions:
@@ -500,7 +500,9 @@ class SnapshotCoordinator:
 
     def step_failed(self, error: Exception) -> Instructions:
         """Give the snapshot up, because its last instruction could not be performed."""
-        return self._fail(error)
+        # A server that gives its cut up because members change, or whose rows move, is at fault no more than
+        # one that does so before the cuts are awaited.
+        return self._fail(SnapshotPostponed(str(error)) if isinstance(error, NotReady) else error)
 
     def members_changed(
         self,

@@ -253,8 +253,8 @@ class SnapshotRunner:
 
     def _watch_cut(self, number: int) -> None:
         def told(outcome: bytes | PsfleetError) -> None:
-            is_made = not isinstance(outcome, PsfleetError)
-            self.post(lambda coordinator: coordinator.cut_ended(number, is_made=is_made))
+            failure = outcome if isinstance(outcome, PsfleetError) else None
+            self.post(lambda coordinator: coordinator.cut_ended(number, failure))
 
         self._host.parts.await_part(number, told, cut=True)
 

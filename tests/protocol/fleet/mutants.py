@@ -303,9 +303,11 @@ def _use_numbers_again(patch: pytest.MonkeyPatch) -> None:
     "async snapshots",
     into=COVERED,
 )
-def _keep_cuts_across_views(give_up: Any, cuts: CutState, number: int | None = None) -> None:
+def _keep_cuts_across_views(
+    give_up: Any, cuts: CutState, number: int | None = None, failure: Any = None
+) -> None:
     if number is not None:
-        give_up(cuts, number)
+        give_up(cuts, number, failure)
 
 
 @without(

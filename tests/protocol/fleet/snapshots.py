@@ -4,7 +4,7 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
-from psfleet.core.base.errors import DeadlineExceeded, PsfleetError
+from psfleet.core.base.errors import CheckpointError, DeadlineExceeded, PsfleetError
 from psfleet.core.engine.shard.events import BeginCut, EndCut, SendError
 from psfleet_server.snapshots import snapshot_coordinator
 from tests.protocol.fleet import calls
@@ -79,8 +79,8 @@ class Snapshots:
         number, cuts = self._watched, self._server.its_shard.cuts
         if not number or not (cuts.last >= number or cuts.is_lost(number)):
             return False
-        is_made = cuts.last >= number
-        self._events.append(lambda machine: machine.cut_ended(number, is_made=is_made))
+        failure = None if cuts.last >= number else cuts.failure or CheckpointError("given up")
+        self._events.append(lambda machine: machine.cut_ended(number, failure))
         self._watched = 0
         return True
 

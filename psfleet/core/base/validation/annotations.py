@@ -28,7 +28,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from psfleet.core.base.errors import ConfigError, WrongType
+from psfleet.core.base.errors import ConfigError, WrongType, one_line
 from psfleet.core.base.validation.annotation_kinds import ANYTHING, Kind, Must, Range, kind_of
 
 __all__ = [
@@ -315,5 +315,5 @@ class Form:
 
 
 def _shown(value: Any) -> str:
-    text = " ".join(repr(value).split())  # on one line; arrays take several
+    text = one_line(repr(value))  # on one line; arrays take several
     return text if len(text) <= 200 else f"{text[:197]}..."

@@ -31,7 +31,7 @@ from typing import Any
 
 import numba
 
-from psfleet.core.base.errors import RuleError
+from psfleet.core.base.errors import RuleError, one_line
 from psfleet.core.engine.kernels.cache import load_text
 from psfleet.core.engine.kernels.row_format import RowFormat, row_parts, weight_parts
 from psfleet.core.engine.kernels.rule_source import RuleSource
@@ -197,8 +197,8 @@ def compiled(rule: NamedDefinition, stem: str, text: str) -> ModuleType:
     try:
         return load_text(stem, text)
     except (numba.core.errors.NumbaError, TypeError, NameError) as error:
-        why = " ".join(str(error).split())
-        raise RuleError(f"the kernels of {rule} do not compile: {why[:300]}") from error
+        why = one_line(error)[:300]
+        raise RuleError(f"the kernels of {rule} do not compile: {why}") from error
 
 
 def _source(name: str) -> str:

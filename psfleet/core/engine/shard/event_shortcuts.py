@@ -109,7 +109,7 @@ def replay(shard: Shard, record: Record) -> None:
 
     Raises:
         ProtocolError: The record cannot follow the records before it.
-        PsfleetError: The record does not fit the tables, or was refused by the earlier process too.
+        PsfleetError: The record does not fit the tables. The shard may have a part of its change.
     """
     budget = shard.tables.budget
     # A record was accepted before, so replay must not refuse it.

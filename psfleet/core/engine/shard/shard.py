@@ -8,10 +8,12 @@ It does no I/O, reads no clock and starts no thread. So the same records in the 
 tables in a server, in a standby, at replay and in the embedded runtime. A handler checks an event, records
 the durable part of the change, and only then changes the shard. Changes that need not survive the process
 have no record: commits that come with pulls, marks of a snapshot, and the announcement of a view.
+
+The log and the shard must not differ. So whatever stops a change after its record *tears* the shard: it then
+refuses every event, until a new process has replayed the log.
 """
 
-import contextlib
-from collections.abc import Iterator
+from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +66,32 @@ from psfleet.core.engine.tables.row_data import ROW_IDS
 Floats = NDArray[np.float32]
 
 
+class _AppliedChange:
+    """Context manager around the code that applies a change, which no table may refuse half-way.
+
+    It makes the shard refuse all later events if an error stops the change. A class, because a generator
+    would cost each push a microsecond more.
+    """
+
+    __slots__ = ("_shard",)
+
+    def __init__(self, shard: "Shard") -> None:
+        self._shard = shard
+
+    def __enter__(self) -> None:
+        self._shard.tables.budget.grants = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._shard.tables.budget.grants = False
+        if isinstance(error, Exception):
+            self._shard.tear(error)
+
+
 class Shard:
     """The deterministic state machine of a server, and of the embedded runtime.
 
@@ -75,8 +103,8 @@ class Shard:
         counters, staleness, recent: For metrics and error messages; not part of the shard's state.
         replaying: True while records of an earlier process are replayed (event_shortcuts.replay).
         moving: True while rows move to another number of servers: nothing may change them.
-        torn: Error of every later event, after an unexpected error in the middle of a change, or None. The
-            tables then have a part of the change, which is in the log as a whole.
+        torn: Error of every later event, after an error in the middle of a change, or None. The tables then
+            have a part of the change, which is in the log as a whole.
     """
 
     def __init__(self, index: int = 0, servers: int = 1, workers: int = 1) -> None:
@@ -125,7 +153,8 @@ class Shard:
     def handle(self, event: Event, call: Call) -> list[Instruction]:
         """Handle one event and return instructions.
 
-        An error is returned as SendError, and nothing is changed.
+        An error is returned as SendError, and nothing is changed. If the shard is torn by it, the pulls that
+        wait are refused too.
         """
         self.recent.add(event)
         try:
@@ -166,7 +195,10 @@ class Shard:
                 case InstallView():
                     return self._install(event, call)
         except PsfleetError as error:
-            return [SendError(call, error)]
+            if self.torn is None:
+                return [SendError(call, error)]
+            self._waiting.pop(call, None)
+            return [SendError(call, error), *self.refuse_if_torn()]
         except Exception:
             self._waiting.pop(call, None)  # the caller refuses it
             raise
@@ -177,23 +209,12 @@ class Shard:
         if self.moving:
             raise rows_move(self.index)
 
-    @contextlib.contextmanager
-    def _applying(self) -> Iterator[None]:
-        """Apply a change within the block, after its checks: no table may refuse when others have changed."""
-        try:
-            with self.tables.budget.granting():
-                yield
-        except Exception as error:
-            self.tear(error)
-            raise
-
     def tear(self, error: Exception) -> None:
-        """Note that an error has stopped a change in its middle. Does nothing for errors of psfleet."""
-        if not isinstance(error, PsfleetError):
-            self.torn = PsfleetError(
-                f"the tables of server {self.index} have half of a change, which was stopped by "
-                f"{type_and_text(error)}; start again from the log or a snapshot"
-            )
+        """Refuse all later events, because an error has stopped a change in its middle."""
+        self.torn = PsfleetError(
+            f"the tables of server {self.index} have half of a change, which was stopped by "
+            f"{type_and_text(error)}; start again from the log or a snapshot"
+        )
 
     def refuse_if_torn(self) -> list[Instruction]:
         """Refuse the pulls that wait, if the tables have half of a change."""
@@ -210,11 +231,11 @@ class Shard:
         # With views an incarnation has begun already, and its first Join brings only the fleet's mode.
         begins = event.incarnation > self.workers.incarnations.get(event.worker, -1)
         if begins or self.mode is None:
-            self._record(event)
-            self.consistency.start(event)
-        if begins:
-            self.rounds.begin_incarnation(event.worker)
-            self._begin_incarnation(event.worker, event.incarnation)
+            with self._recorded(event):
+                self.consistency.start(event)
+                if begins:
+                    self.rounds.begin_incarnation(event.worker)
+                    self._begin_incarnation(event.worker, event.incarnation)
         out = self._switch(event) if event.switch > self.consistency.switches else []
         has_rounds = self.consistency.declared.has_rounds
         last = self.rounds.closed if has_rounds else self.workers.sequences[event.worker]
@@ -235,25 +256,25 @@ class Shard:
         message of the old mode is recognised as old. No worker waits for a pull during the switch, so pulls
         that wait here are late copies, and expire.
         """
-        late = [instruction for call in [*self._waiting] for instruction in self._expire(call)]
-        self._record(event)
-        # `event.last` is from all servers: a worker that this shard does not know may be further ahead.
-        last = max(self.progress(), event.last)
-        self.workers.go_on_from(last)
-        self.consistency.switch(event, last)
+        with self._recorded(event):
+            late = [instruction for call in [*self._waiting] for instruction in self._expire(call)]
+            # `event.last` is from all servers: a worker that this shard does not know may be further ahead.
+            last = max(self.progress(), event.last)
+            self.workers.go_on_from(last)
+            self.consistency.switch(event, last)
         return late
 
     def _leave(self, event: Leave, call: Call) -> list[Instruction]:
         self.workers.admit(event.worker, event.incarnation, leaves=not event.rest)
         if not event.rest:
             if event.worker not in self.rounds.left:
-                self._record(event)
-                self.consistency.leave(event.worker)
-                if not self.consistency.declared.has_rounds:
-                    self.workers.ended_at(event.worker, event.last)
+                with self._recorded(event):
+                    self.consistency.leave(event.worker)
+                    if not self.consistency.declared.has_rounds:
+                        self.workers.ended_at(event.worker, event.last)
         elif self.rounds.is_new_rest(event.worker, event.rest):
-            self._record(event)
-            self.consistency.rest_worker(event.worker, event.rest)
+            with self._recorded(event):
+                self.consistency.rest_worker(event.worker, event.rest)
         return [SendOutcome(call, number=self.rounds.remaining()), *self._advance()]
 
     def _push(self, push: Push, call: Call) -> list[Instruction]:
@@ -264,24 +285,23 @@ class Shard:
         fresh = self.rounds.is_new(push) if holds else self.workers.is_new_push(push)
         if fresh:
             waiting = self.rounds.held if holds else None
-            waiting_bytes, evictions = plan_push_room(self.tables, push, waiting)
+            adds = self.consistency.declared.adds_deltas
+            waiting_bytes, evictions = plan_push_room(self.tables, push, waiting, adds)
             if push.cut is not None or self.cuts.under_way is not None:
                 self._wait_for_cut(push)
             # If the log is full after this record, the rows are removed all the same: the worker sends the
             # push again, and the push needs their memory.
             for key, ids in evictions:
-                self._record(Evict(key, ids))
-                with self._applying():
+                with self._recorded(Evict(key, ids)):
                     self.tables.evict(key, ids)
-            self._record(push)
-            # Only after the record, which may fail: then nothing of the push may be left.
-            self.tables.budget.held = waiting_bytes
-            if holds:
-                self.rounds.hold(push)
-            else:
-                self.note(push)
-                with self._applying():
-                    apply_push(self.tables, push, adds=self.consistency.declared.adds_deltas)
+            # Everything only after the record, which may fail: then nothing of the push may be left.
+            with self._recorded(push):
+                self.tables.budget.held = waiting_bytes
+                if holds:
+                    self.rounds.hold(push)
+                else:
+                    self.note(push)
+                    apply_push(self.tables, push, adds)
         self.counters.count(push, fresh)
         return [SendOutcome(call, "held" if holds else "applied"), *self._advance()]
 
@@ -325,13 +345,13 @@ class Shard:
             members = tuple(sorted(self.rounds.held))
             progress = self.workers.progress_of(members)
             try:
-                self._record(CloseRound(self.rounds.closed + 1, members, progress))
+                applying = self._recorded(CloseRound(self.rounds.closed + 1, members, progress))
             except NoRoom:
                 self.waits_for_room = True
                 break
-            with self._applying():
+            with applying:
                 update(self.tables, self.rounds.close())
-            self.tables.budget.held = 0
+                self.tables.budget.held = 0
             instructions += self._cut_if_due()
         if self._waiting:
             is_ready = self.consistency.is_ready
@@ -372,13 +392,14 @@ class Shard:
         table = self.tables.make(spec, value, may_refuse=not self.replaying)
         try:
             self._check_held_room(spec)
-            self._record(CreateTable(spec, value, maker))
+            applying = self._recorded(CreateTable(spec, value, maker))
         except BaseException:
             self.tables.release(spec)
             raise
-        self.tables[spec.key] = table
-        if maker is not None:
-            self.tables.makers[spec.key] = maker
+        with applying:
+            self.tables[spec.key] = table
+            if maker is not None:
+                self.tables.makers[spec.key] = maker
         return True
 
     def _check_held_room(self, spec: TableSpec) -> None:
@@ -401,8 +422,7 @@ class Shard:
         with self.tables.budget.loading():
             rows = (fill.table, fill.columns.get(ROW_IDS))
             check_write_room(self.tables, [rows], self.rounds.held)
-            self._record(fill)
-            with self._applying():
+            with self._recorded(fill):
                 refill(table, fill.clock, fill.columns)
 
     def _write(self, write: WriteState, call: Call) -> list[Instruction]:
@@ -411,9 +431,8 @@ class Shard:
         if self.workers.is_new_write(write):
             rows = [(state.table, state.ids) for state in write.states]
             check_write_room(self.tables, rows, self.rounds.held)
-            self._record(write)
-            self.workers.wrote(write)
-            with self._applying():
+            with self._recorded(write):
+                self.workers.wrote(write)
                 for state in write.states:
                     self.tables.restore(state)
         return [SendOutcome(call)]
@@ -422,9 +441,8 @@ class Shard:
         self.tables.check_shrink(event)
         if not self.workers.is_new_write(event):
             return [SendOutcome(call)]
-        self._record(event)
-        self.workers.wrote(event)
-        with self._applying():
+        with self._recorded(event):
+            self.workers.wrote(event)
             return [SendOutcome(call, number=self.tables.shrink(event))]
 
     @property
@@ -434,8 +452,7 @@ class Shard:
 
     def _tick(self, seconds: float, call: Call) -> list[Instruction]:
         if seconds > 0 and self.tables.tick_every:
-            self._record(Tick(seconds))
-            with self._applying():
+            with self._recorded(Tick(seconds)):
                 self.tables.tick(seconds)
         return [SendOutcome(call), *(self._advance() if self.consistency.tick(seconds) else ())]
 
@@ -469,11 +486,12 @@ class Shard:
         cutting = self.cuts.under_way
         assert cutting is not None
         try:
-            self._record(MakeCut(cutting.number))
-        except PsfleetError:  # without its record the snapshot must not count as taken
-            self.cuts.give_up()
+            applying = self._recorded(MakeCut(cutting.number))
+        except PsfleetError as error:  # without its record the snapshot must not count as taken
+            self.cuts.give_up(failure=error)
             return []
-        self.cuts.complete_cut()
+        with applying:
+            self.cuts.complete_cut()
         return [WriteSnapshot(self.freeze(cutting))]
 
     def freeze(self, cutting: PendingCut | None = None) -> FrozenShard:
@@ -524,9 +542,9 @@ class Shard:
         if event.view == self.workers.view:  # a repeated message
             return [SendOutcome(call, number=self.rounds.remaining())]
         self.workers.check_install(event)
-        self._record(event)
-        self.apply_view(event)
-        self.workers.frozen = False
+        with self._recorded(event):
+            self.apply_view(event)
+            self.workers.frozen = False
         refusals = [
             SendError(waiting_call, self.workers.fenced(pull.worker, pull.incarnation))
             for waiting_call, pull in self._waiting.items()
@@ -544,9 +562,26 @@ class Shard:
         for worker, incarnation in self.workers.install(event):
             self._begin_incarnation(worker, incarnation)
 
+    def _recorded(self, record: Record) -> _AppliedChange:
+        """Write a record, and return the context manager in which its change must be applied next.
+
+        Raises:
+            PsfleetError: The record was not written. Nothing may change.
+        """
+        self._record(record)
+        return _AppliedChange(self)
+
     def _record(self, record: Record) -> None:
-        if self.journal is not None:
+        if self.journal is None:
+            return
+        try:
             self.journal(record)
+        except PsfleetError:
+            raise
+        # The log may have the record, for example if only the standby lacks it.
+        except Exception as error:
+            self.tear(error)
+            raise
 
     def validate(self) -> None:
         """Check the invariants; for tests."""

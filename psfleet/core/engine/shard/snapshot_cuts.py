@@ -10,7 +10,7 @@ docs/protocol.md).
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from psfleet.core.base.errors import Later, ProtocolError
+from psfleet.core.base.errors import Later, NotReady, ProtocolError, PsfleetError
 
 
 @dataclass
@@ -69,10 +69,12 @@ class CutState:
         last: Number of the last snapshot taken. It is part of the shard's state.
         under_way: The snapshot that was begun but not taken yet, or None. It is not part of the state: a
             shard that restarts does not know it.
+        failure: Reason why the last snapshot that was begun was given up, or None. Not part of the state.
     """
 
     last: int = 0
     under_way: PendingCut | None = None
+    failure: PsfleetError | None = None
 
     def begin_cut(self, cutting: PendingCut) -> None:
         """Begin a snapshot, and give up an earlier one that was not taken.
@@ -86,7 +88,7 @@ class CutState:
                 f"snapshot {cutting.number} comes after snapshot "
                 f"{now.number if now else self.last}; numbers of snapshots must rise"
             )
-        self.under_way = cutting
+        self.under_way, self.failure = cutting, None
 
     def mark_worker(
         self, number: int, worker: int, incarnation: int, last: int, addressed: int | None = None
@@ -108,10 +110,16 @@ class CutState:
             now.marks.setdefault(worker, last)
             now.addressed.setdefault(worker, last if addressed is None else addressed)
 
-    def give_up(self, number: int | None = None) -> None:
-        """Give up the snapshot of this number, or any snapshot that was begun if the number is None."""
+    def give_up(self, number: int | None = None, failure: PsfleetError | None = None) -> None:
+        """Give up the snapshot of this number, or any snapshot that was begun if the number is None.
+
+        Args:
+            number: Number of the snapshot.
+            failure: Reason, for the caller that requested the snapshot, or None if members change.
+        """
         if self.under_way is not None and number in (None, self.under_way.number):
             self.under_way = None
+            self.failure = failure or NotReady("a worker or a server came or went")
 
     def is_lost(self, number: int) -> bool:
         """Return whether the snapshot was given up before it was taken."""

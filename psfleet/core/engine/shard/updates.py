@@ -124,7 +124,7 @@ def check_write_room(tables: ShardTables, rows: Rows, held: Mapping[int, Push]) 
 
 
 def plan_push_room(
-    tables: ShardTables, push: Push, held: Mapping[int, Push] | None
+    tables: ShardTables, push: Push, held: Mapping[int, Push] | None, adds: bool = False
 ) -> tuple[int, Evictions]:
     """Check that the tables have room for a push, and choose the rows to evict for it.
 
@@ -132,6 +132,7 @@ def plan_push_room(
         tables: Tables of the shard.
         push: The push, whose gradients were checked.
         held: Pushes of the open round by seat (worker rank), or None if the mode has no rounds.
+        adds: True if the push has deltas to add to the weights (geo mode).
 
     Returns:
         The bytes of all pushes that will then wait for their round to close.
@@ -148,13 +149,18 @@ def plan_push_room(
         waiting_bytes = _waiting_bytes(tables, [*other_pushes, push])
     budget.held = waiting_bytes  # for the check only: waiting pushes leave less memory for rows
     try:
-        return waiting_bytes, _find_room(tables, _rows_of(push), other_pushes)
+        return waiting_bytes, _find_room(tables, _rows_of(push), other_pushes, adds=adds)
     finally:
         budget.held = before
 
 
 def _find_room(
-    tables: ShardTables, rows: Rows, held_pushes: Iterable[Push], *, is_write: bool = False
+    tables: ShardTables,
+    rows: Rows,
+    held_pushes: Iterable[Push],
+    *,
+    is_write: bool = False,
+    adds: bool = False,
 ) -> Evictions:
     """Return the rows to evict so that all tables have room for these rows and the held pushes.
 
@@ -163,26 +169,32 @@ def _find_room(
     """
     demands = _demands(rows, held_pushes)
     sparse = [
-        (table, ids, is_write and any(written == key for written, _ in rows))
+        # Added deltas give every id a row (`add_rows`), but counts are pushed in each mode.
+        (
+            table,
+            ids,
+            is_write and any(written == key for written, _ in rows),
+            adds and not table.spec.rule.counts,
+        )
         for key, ids in demands.items()
         if isinstance(table := tables[key], SparseTable)
     ]
     budget = tables.budget
     if budget.limit is None:
-        for table, ids, is_written in sparse:
-            table.check_room(ids, is_written)
+        for table, ids, is_written, admits_all in sparse:
+            table.check_room(ids, is_written, admits_all=admits_all)
         return []
     # Usually there is plenty of memory, and an upper bound shows it without looking up ids. Try the cheap
     # bound first, then the bound that also counts free slots.
     for counts_rows in (False, True):
-        bounds = [table.growth_bound(ids, counts_rows=counts_rows) for table, ids, _ in sparse]
+        bounds = [table.growth_bound(ids, counts_rows=counts_rows) for table, ids, *_ in sparse]
         if sum(bounds) <= max(budget.available_for(), 0):
             return []
     evictions: Evictions = []
     with budget.planning():
-        for table, ids, is_written in sparse:
-            surplus = _NO_IDS if is_write else table.surplus(ids)
-            table.check_room(ids, is_written, len(surplus))
+        for table, ids, is_written, admits_all in sparse:
+            surplus = _NO_IDS if is_write else table.surplus(ids, admits_all)
+            table.check_room(ids, is_written, len(surplus), admits_all)
             if len(surplus):
                 evictions.append((table.spec.key, surplus))
     return evictions

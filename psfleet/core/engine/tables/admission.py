@@ -135,7 +135,12 @@ class AdmissionFilter:
         return self._rule is None
 
     def check(
-        self, parts: Sequence[Ids], step: int, written: bool = False, evicted: int = 0
+        self,
+        parts: Sequence[Ids],
+        step: int,
+        written: bool = False,
+        evicted: int = 0,
+        admits_all: bool = False,
     ) -> None:
         """Raise UsageError if the table cannot take all these ids.
 
@@ -145,15 +150,15 @@ class AdmissionFilter:
             return
         ids = ascending(parts)
         slots, unknown = self._index.locate(ids)
-        mask = np.ones(len(ids), np.bool_) if written else self._rowed(ids, slots, step)
+        mask = self._rowed(ids, slots, step, written or admits_all)
         new = ids[mask & (slots == 0)]
         self._account.check_update(int(np.count_nonzero(mask)), new, unknown, written, evicted)
 
-    def surplus(self, parts: Sequence[Ids], step: int) -> Ids:
+    def surplus(self, parts: Sequence[Ids], step: int, admits_all: bool) -> Ids:
         """Return the ids to evict, so that an update of `parts` has memory (see SparseTable.surplus)."""
         ids = ascending(parts)
         slots, _ = self._index.locate(ids)
-        mask = self._rowed(ids, slots, step)
+        mask = self._rowed(ids, slots, step, admits_all)
         new = int(np.count_nonzero(mask & (slots == 0)))
         missing = new - self._account.most_affordable(new)
         if not 0 < missing <= len(self._index) - int(np.count_nonzero(slots)):
@@ -194,9 +199,11 @@ class AdmissionFilter:
             ids = self._ranking.first(step, count, least=1)
             self._scan.drop(ids, step, EvictionCause.CAPACITY)
 
-    def _rowed(self, ids: Ids, slots: Ids, step: int) -> NDArray[np.bool_]:
+    def _rowed(
+        self, ids: Ids, slots: Ids, step: int, admits_all: bool = False
+    ) -> NDArray[np.bool_]:
         """Return a mask of the ids that would have a row after an update of all these ids."""
-        if self._rule is None:
+        if self._rule is None or admits_all:
             return np.ones(len(ids), np.bool_)
         mask: NDArray[np.bool_] = slots != 0
         unknown = np.flatnonzero(~mask)

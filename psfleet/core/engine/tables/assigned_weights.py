@@ -86,14 +86,15 @@ def set_rows(table: SparseTable, ids: Ids, weights: Floats, uses: int = 0) -> No
 def add_rows(table: SparseTable, ids: Ids, deltas: Floats) -> None:
     """Add deltas to the weights of rows. New ids get a row with initial values first. Counts as an update.
 
-    Arguments and errors are those of `set_rows`. Weights that are stored in 16 bits are rounded as in a push.
+    Arguments and errors are those of `set_rows`. Weights that are stored in 16 bits are rounded as in a push,
+    and rows that have not been updated for long expire as in a push. Every id gets a row.
     """
     spec, weights = table.spec, weights_of(table, ids) + deltas
-    table.step += 1
-    table.count_update(ids)
+    table.begin_update(ids)
     *_, stream = initializer_arguments(spec.initializer, spec.seed, spec.name)
     form = RowFormat(spec.rule, spec.dim, spec.precision)
     set_rows(table, ids, draw_weights(form, ids, weights, stream, table.step), uses=1)
+    table.end_update()
 
 
 def check_columns(table: DenseTable | SparseTable, columns: Mapping[str, NDArray[Any]]) -> None:

@@ -37,6 +37,10 @@ class MemoryBudget:
         advice: Advice for messages about a memory that is too small.
         only_reads: True if the tables are filled once and then only read.
         folder: Folder of the files of rows on disk, or empty.
+        grants: True while an update is applied that has passed its checks: nothing is refused then. A check
+            only estimates the growth of a table. Even new ids that use the memory of removed rows may enlarge
+            the index by a few pages, so the last table of a push could otherwise refuse its update after
+            other tables have changed.
     """
 
     limit: int | None = None
@@ -48,9 +52,9 @@ class MemoryBudget:
     )
     only_reads: bool = False
     folder: str = ""
+    grants: bool = False
     _taken: dict[str, int] = field(default_factory=dict)
     _plans: dict[str, int] | None = None
-    _grants: bool = False
 
     def charge(self, table: str, total: int) -> None:
         """Record that the table takes `total` bytes now."""
@@ -81,7 +85,7 @@ class MemoryBudget:
 
     def can_charge(self, table: str, total: int) -> bool:
         """Return whether the table may take a total of `total` bytes. It may always keep the bytes it has."""
-        if self.limit is None or self._grants:
+        if self.limit is None or self.grants:
             return True
         return total <= max(self.available_for(table), self._taken.get(table, 0))
 
@@ -115,20 +119,6 @@ class MemoryBudget:
             yield
         finally:
             self._plans = None
-
-    @contextlib.contextmanager
-    def granting(self) -> Iterator[None]:
-        """Refuse nothing within the block, which applies an update that has already passed its checks.
-
-        A check only estimates the growth of a table. Even new ids that use the memory of removed rows may
-        enlarge the index by a few pages. Without this block, the last table of a push could refuse its update
-        after other tables have already changed.
-        """
-        self._grants = True
-        try:
-            yield
-        finally:
-            self._grants = False
 
     def growth(self, table: str, total: int) -> int:
         """Return the additional bytes that the table needs to take a total of `total` bytes."""

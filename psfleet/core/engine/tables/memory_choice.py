@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from psfleet.core.base.errors import ConfigError
+from psfleet.core.base.errors import ConfigError, one_line
 from psfleet.core.base.settings.declared_settings import JobSettings
 from psfleet.core.engine.kernels.cache import load_in_any_order
 from psfleet.core.engine.kernels.generate import static_kernels
@@ -295,7 +295,7 @@ def why_no_gpu() -> str:
     try:
         cuda.current_context()  # type: ignore[no-untyped-call]
     except Exception as error:  # no driver, or an error of numba or cuda.core about the GPU
-        why = " ".join(str(error).split()).removeprefix("Error at driver init: ")
+        why = one_line(error).removeprefix("Error at driver init: ")
         return f"there is no usable NVIDIA GPU or driver here ({why.split('. ')[0].rstrip('.')})"
     simulated = config.ENABLE_CUDASIM  # type: ignore[attr-defined]
     # The CUDA target within numba is too old; numba_cuda is its successor.

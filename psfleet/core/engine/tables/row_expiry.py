@@ -125,6 +125,7 @@ class RowLifetime:
         min_worth = worth.delete_threshold if threshold is None else threshold
         factors = (worth.decay_rate, worth.nonclk_coeff, worth.click_coeff)
         ids = self._index.decay(self._scores, factors, min_worth)
+        self._scan.rescored()
         return self._scan.drop(ids, step, EvictionCause.SHRUNK)
 
     def _sweep(

@@ -140,8 +140,8 @@ class ChangeHistory:
     the event that comes next. Events are kept from the oldest mark on.
 
     Attributes:
-        era: Number of times that the table's step was set. Steps of rows from different eras cannot be
-            compared.
+        era: Number of times that the table's step was set, or the scores of all rows changed. The steps of
+            rows do not tell which rows have changed since an earlier era: any row may have.
         first: Number of the first event that is kept.
         marks: Marks that are kept until they are released.
         bounded: Marks that are given up as soon as the history has more than `limit` ids.
@@ -284,6 +284,14 @@ class RowScan:
         """
         self._history.era += 1
         self.changed(None)
+
+    def rescored(self) -> None:
+        """Begin a new era after the scores of all rows have changed.
+
+        No row has a new step, but a delta since an earlier mark needs the scores of all rows. Followers do
+        not: they have no scores.
+        """
+        self._history.era += 1
 
     def ascending(self) -> Ids:
         """Return all ids, ascending. The result is cached, since callers read it page by page.

@@ -315,7 +315,13 @@ class SparseTable:
         """True if the table removes rows to make room for new rows when it is full."""
         return self._account.evicts
 
-    def check_room(self, parts: Sequence[Ids], written: bool = False, evicted: int = 0) -> None:
+    def check_room(
+        self,
+        parts: Sequence[Ids],
+        written: bool = False,
+        evicted: int = 0,
+        admits_all: bool = False,
+    ) -> None:
         """Raise an error if the table cannot take all these ids in its next update. Changes nothing.
 
         An id that appears in several parts counts once. Ids that have a row, and ids that would not get one
@@ -325,6 +331,7 @@ class SparseTable:
             parts: Ids of the update.
             written: True if the rows are written or restored instead of pushed. Every id then gets a row.
             evicted: Number of rows that the caller will evict before the update (result of `surplus`).
+            admits_all: True if every id of the update gets a row, whatever the table's `entry` says.
 
         Raises:
             UsageError: The table would be full.
@@ -333,7 +340,7 @@ class SparseTable:
         # stays true until the push: only updates make a table grow, and the shard makes one at a time.
         if not self._account.can_surely_add(sum(map(len, parts))):
             with self._lock:
-                self._admission.check(parts, self.step, written, evicted)
+                self._admission.check(parts, self.step, written, evicted, admits_all)
 
     def growth_bound(self, parts: Sequence[Ids], *, counts_rows: bool) -> float:
         """Return an upper bound of the additional bytes that the next update needs, if it updates these ids.
@@ -358,7 +365,7 @@ class SparseTable:
         with self._lock:
             self._account.reserve(rows)
 
-    def surplus(self, parts: Sequence[Ids]) -> Ids:
+    def surplus(self, parts: Sequence[Ids], admits_all: bool = False) -> Ids:
         """Return ids of rows that the caller should evict so that there is memory for the next update.
 
         The rows are the first in the eviction order, at least 1/16 of the table, and none of `parts`. The
@@ -367,6 +374,7 @@ class SparseTable:
 
         Args:
             parts: Ids of the next update.
+            admits_all: The argument of `check_room`.
         """
         # At least 1/16, because each choice ranks the whole table (eviction_choice.py). Without the lock, as
         # in `check_room`.
@@ -375,13 +383,22 @@ class SparseTable:
         ):
             return np.zeros(0, np.int64)
         with self._lock:
-            return self._admission.surplus(parts, self.step)
+            return self._admission.surplus(parts, self.step, admits_all)
 
-    def count_update(self, ids: Ids) -> None:
-        """Count an update of these ids that did not go through `push`, such as the deltas of geo mode."""
-        if self._counts:
-            with self._lock:
+    def begin_update(self, ids: Ids) -> None:
+        """Count an update of these ids that does not go through `push`, such as the deltas of geo mode.
+
+        Call `end_update` after the rows were written.
+        """
+        with self._lock:
+            self.step += 1
+            if self._counts:
                 self._ranking.count_update(ids, self.step)
+
+    def end_update(self) -> None:
+        """Remove the rows that have expired with the update that `begin_update` has counted."""
+        with self._lock:
+            self._lifetime.age(self.step)
 
     def remove(self, ids: Ids, cause: EvictionCause | None = None) -> int:
         """Remove the rows of these ids, and ids that wait for a row; return the number of removed rows.
@@ -540,9 +557,12 @@ class SparseTable:
         Rows keep the step of their last push.
         """
         with self._lock:
-            # Before the step changes: stamps of rows are rewritten from the old step to the new one.
-            self._lifetime.set_clock(clock, self.step)
-            self.step = clock.step
+            self._set_clock(clock)
+
+    def _set_clock(self, clock: TableClock) -> None:
+        # Before the step changes: stamps of rows are rewritten from the old step to the new one.
+        self._lifetime.set_clock(clock, self.step)
+        self.step = clock.step
 
     def page(self, offset: int, limit: int) -> RowData:
         """Return up to `limit` rows in ascending order of id, beginning with row number `offset`."""
@@ -574,7 +594,8 @@ class SparseTable:
 
     def restore_step(self, step: int) -> None:
         """Set the number of updates so far, and leave the times of past shrinks unchanged."""
-        self.set_clock(dataclasses.replace(self.clock, step=step))
+        with self._lock:
+            self._set_clock(dataclasses.replace(self.clock, step=step))
 
     def freeze(self, changes: TableChanges | None = None) -> FrozenSparseTable:
         """Return an image of the table as it is now, which can be read while training goes on.

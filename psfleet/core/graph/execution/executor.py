@@ -15,6 +15,7 @@ The module also warns about scripts that run a program many times but never trai
 
 import atexit
 import functools
+import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,13 +25,14 @@ import numpy as np
 
 from psfleet.core.base.errors import UsageError
 from psfleet.core.base.logs import log_of
+from psfleet.core.base.memory import available_memory
 from psfleet.core.base.threads import deferred
 from psfleet.core.base.validation.annotations import checked
 from psfleet.core.engine.gradients import SparseGrad
 from psfleet.core.graph.execution import model_files
 from psfleet.core.graph.parameters import binding
 from psfleet.core.graph.parameters.binding import invalidate, note, read_ahead
-from psfleet.core.graph.parameters.parameter import fetch
+from psfleet.core.graph.parameters.parameter import Parameter, fetch
 from psfleet.core.graph.program.operation import Array, Gradient
 from psfleet.core.graph.program.pipeline.chunk import shared_norms
 from psfleet.core.graph.program.pipeline.pipelined_run import PipelinedRun, pipelined_step
@@ -290,6 +292,8 @@ class Executor:
         # except for a look-up whose ids depend on parameters: it pulls its rows later, in `main`.
         run.forward(plan.early)
         dense = [v.parameter for v in plan.dense if v.parameter]
+        if here().processes > 1:
+            _check_fits(dense)
         fetch(dense, plan.wanted_reads(run.values))
         run.take_parameters()
         # Read ahead only ids that are fed: computed ids would need the early records of the next step.
@@ -446,6 +450,20 @@ def _check_whole(program: Program) -> None:
         raise UsageError(
             f"the program is not cut into stages, and this is {here().name(here().process)}; "
             "minimize with fleet.distributed_optimizer or a PipelineOptimizer"
+        )
+
+
+def _check_fits(parameters: Sequence[Parameter]) -> None:
+    """Raise an error if a stage has too little memory for all weights of a program, which it runs whole.
+
+    Without this check the kernel would kill the process, which names no reason.
+    """
+    size, free = 4 * sum(math.prod(parameter.shape) for parameter in parameters), available_memory()
+    if 0 < free < size:
+        raise UsageError(
+            f"a program without updates runs whole in {here().name(here().process)}: its weights take "
+            f"{size / 2**20:,.1f} MiB, and {free / 2**20:,.1f} MiB are available; evaluate on a machine with "
+            "more memory, or fetch results in the steps that train"
         )
 
 
