@@ -7,7 +7,7 @@
       shard-1-of-2.safetensors           the same of server 1
 
 docs/formats.md specifies both kinds of files. A server's state other than its tables is the tensor
-`server`, uint8 [n]: a message of protos/psfleet/v1/state.proto. No table can have a tensor of that name,
+`server`, uint8 [n], which psfleet/core/net/server_state.py encodes. No table can have a tensor of that name,
 because tensors of tables are named `table/column`.
 
 A snapshot is written into a folder with a temporary name. When all files are durable and the snapshot has

@@ -44,9 +44,7 @@ from psfleet.core.base.json_documents import Format
 SHARD = Format("shard of a snapshot")
 HEADER = "psfleet"  # key in the metadata of a safetensors file, whose value is psfleet's own JSON document
 SERVER = "server"
-"""Name of the tensor with a server's state other than its tables, which is a message of state.proto
-as bytes.
-"""
+"""Name of the tensor with a server's state other than its tables (psfleet.core.net.server_state)."""
 
 NAMES = {
     "float64": "F64",

@@ -21,7 +21,7 @@ from psfleet.core.engine import rules
 from psfleet.core.engine.runtime_interface import Gradient, Read, TableState
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.net import frame
-from psfleet.core.net.frame import field
+from psfleet.core.net.protobuf_fields import field
 from psfleet.core.net.v1.frame_pb2 import Header
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from psfleet_server.process import Server

@@ -15,7 +15,7 @@ from psfleet.core.base.errors import FrameError, LimitExceeded, PsfleetError
 from psfleet.core.net import frame
 from psfleet.core.net.connections.access import Access
 from psfleet.core.net.connections.error_statuses import error_of
-from psfleet.core.net.frame import field
+from psfleet.core.net.protobuf_fields import field
 from psfleet.core.net.v1.frame_pb2 import Header
 from psfleet.fleet.testing.local_fleet import LocalFleet
 from tests.server_channels import ServerChannel

@@ -24,8 +24,9 @@ from google.protobuf.message import DecodeError, Message
 from numpy.typing import NDArray
 
 from psfleet.core.base.errors import FrameError
-from psfleet.core.net.frame import ALIGNMENT, BYTES, Part, extent, opened, tag
+from psfleet.core.net.frame import Part
 from psfleet.core.net.message_codec import reason_of
+from psfleet.core.net.protobuf_fields import ALIGNMENT, BYTES, extent, opened, tag
 from psfleet.core.net.v1.replica_pb2 import FollowReply
 
 _LENGTH = struct.Struct("<Q")

@@ -28,7 +28,7 @@ from psfleet.core.engine.runtime_interface import Gradient, Precision, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import PartState
 from psfleet.core.net import frame
-from psfleet.core.net.frame import field as field_bytes
+from psfleet.core.net.protobuf_fields import field as field_bytes
 from psfleet.core.net.v1 import frame_pb2
 from psfleet.core.net.v1.frame_pb2 import Content, Header, Segment
 from psfleet.core.net.value_formats import FORMATS, NUMBERED, CompressedValues

@@ -26,7 +26,8 @@ from psfleet.core.engine.schema.table import (
 )
 from psfleet.core.engine.tables.row_data import TableClock
 from psfleet.core.net.body import parse
-from psfleet.core.net.frame import begun, reserve_behind
+from psfleet.core.net.frame import reserve_behind
+from psfleet.core.net.protobuf_fields import begun
 from psfleet.core.net.v1 import follower_pb2, shard_pb2
 from psfleet.core.net.v1.follower_pb2 import RowsReply
 

@@ -36,7 +36,8 @@ from psfleet.core.engine.shard.shard_tables import ShardTables, Table
 from psfleet.core.engine.tables.dense import DenseTable
 from psfleet.core.engine.tables.row_update import PlacedRows
 from psfleet.core.net import frame, segments
-from psfleet.core.net.frame import ALIGNMENT, read_header
+from psfleet.core.net.frame import read_header
+from psfleet.core.net.protobuf_fields import ALIGNMENT
 from psfleet.core.net.segments import ELEMENTS, TensorRequest
 from psfleet.core.net.shared_memory import FIRST, SharedMemory
 from psfleet.core.net.v1.frame_pb2 import PRECISION_FLOAT32, Header, Outcome
@@ -592,7 +593,7 @@ class _MessageLayout:
 
 def _array(payload: memoryview, dtype: np.dtype[Any], count: int, at: int) -> NDArray[Any]:
     array = np.frombuffer(payload, dtype, count, at)
-    # Clients that do not pad the message as `frame.opened` does may send the payload to any address.
+    # Clients that do not pad the message as `protobuf_fields.opened` does may send the payload to any address.
     return array if array.flags.aligned else array.copy()
 
 

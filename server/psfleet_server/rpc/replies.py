@@ -46,7 +46,7 @@ from psfleet.core.engine.shard.events import SendError
 from psfleet.core.engine.shard.recent_events import RecentEvents
 from psfleet.core.net.connections import error_statuses
 from psfleet.core.net.connections.connection_limits import GRACE
-from psfleet.core.net.frame import next_field
+from psfleet.core.net.protobuf_fields import next_field
 from psfleet.core.net.v1.frame_pb2 import OUTCOME_UNSPECIFIED, Outcome
 from psfleet_server.rpc.call_layout import PullResponse
 
