@@ -1,4 +1,4 @@
-"""Writes the golden files of a server's formats: its log, its state in snapshots, and the stream to a standby.
+"""Writes the golden files of a server's formats: its log, its saved state and the stream to a standby.
 
     python -m tests.server.goldens FOLDER       (default: the folder of the present version)
 

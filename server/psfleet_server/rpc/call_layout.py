@@ -593,7 +593,7 @@ class _MessageLayout:
 
 def _array(payload: memoryview, dtype: np.dtype[Any], count: int, at: int) -> NDArray[Any]:
     array = np.frombuffer(payload, dtype, count, at)
-    # Clients that do not pad the message as `protobuf_fields.opened` does may send the payload to any address.
+    # Clients that do not pad as `protobuf_fields.opened` does may send the payload to any address.
     return array if array.flags.aligned else array.copy()
 
 
