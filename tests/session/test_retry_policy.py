@@ -92,6 +92,17 @@ def test_a_push_that_came_too_early_is_sent_again_in_a_moment() -> None:
         after(retries, Later("wait"), 2.0)
 
 
+def test_an_answer_ends_an_outage() -> None:
+    """A server that was away, answers "later" and is away again gets the whole time of an outage again."""
+    retries, away = Retries(60.0, 3.0, PATIENCE, 0.0), ServerUnavailable("away")
+    after(retries, away, 0.1)
+    after(retries, Later("wait"), 2.0)
+    assert after(retries, away, 30.0).lost
+    assert after(retries, away, 32.9).lost
+    with pytest.raises(ServerUnavailable):
+        after(retries, away, 33.0)
+
+
 def test_tensors_go_into_the_request_once() -> None:
     """Shared memory that is lost is done without at once; an error that says so again is one."""
     retries = Retries(2.0, 1.0, PATIENCE, 0.0)

@@ -455,6 +455,23 @@ def test_where_rows_lie(tmp_path: Path) -> None:
         named.kind_for(replace(dense, device="disk"))
 
 
+def test_a_slice_of_a_call_has_no_more_ids_than_slots_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows leave memory only between slices. In a table of 12 million rows in memory, a quarter of them is
+    more than the slots beyond the limit: rows of a pull got slots of the file."""
+    monkeypatch.setattr(disk_rows, "_BEYOND", 300)
+    host, own = MemoryBudget(limit=1 << 30), MemoryBudget(folder=os.environ["PSFLEET_DISK"])
+    table = SparseTable(TableSpec("narrow", "sparse", (1,), SGD()), 2**20, 1, host, "disk", own)
+    index, ids = table._index, np.arange(1000)
+    assert isinstance(index, disk_rows.DiskRowMemory)
+    index.keep_ahead(1 << 30)
+    assert index._limit > 4 * 300
+    slices = list(index.near(ids))
+    assert np.concatenate([ids[part] for part in slices]).tolist() == ids.tolist()
+    assert all(part.stop - part.start <= 300 for part in slices)
+
+
 def test_a_shrink_gives_back_the_memory_of_ids_too() -> None:
     """An id takes 8 bytes for each slot, which `resident_bytes` counts only for the slots that are left."""
     host, own = MemoryBudget(limit=1 << 30), MemoryBudget(folder=os.environ["PSFLEET_DISK"])

@@ -149,6 +149,9 @@ class Retries:
             case LaneLost() if not inline:
                 return NextAttempt()
             case Later() if not closing and now < self.deadline:
+                self._lost = (
+                    None  # the server is reachable: a later outage is timed from its own beginning
+                )
                 return NextAttempt(_MOMENT, answered=True)
             case NoRoom():
                 return self._without_room(error, now, closing)

@@ -505,7 +505,9 @@ def _enlarge(d, hash_):
     _point(d, int64(position(hash_) >> _U(level)), level, chunk)
     _spread(lines, mask + 1, to, to, level, wide)
     store_u32(_record(d, chunk), USED, load_u32(record, USED))
-    for word in range((mask + 1) * 8):  # sweeps go over all lines
+    # Sweeps go over all lines. And a kernel that still has the address of an old line (sources/push.txt) must
+    # not find its hash there, or it would write the age of the row into a line that nothing reads.
+    for word in range((mask + 1) * 8):
         store_u64(lines, word, _U(0))
 
 

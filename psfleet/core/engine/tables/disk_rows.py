@@ -62,6 +62,9 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _BESIDE = 9  # further bytes for each row in memory: 8 for its id, 1 for its use count
+# Slots that memory has beyond its limit, whatever the limit is: for the rows that one slice of a call reads
+# or adds before other rows leave memory. One row more would get a slot of the file.
+_BEYOND = 1 << 21
 # No other values of the numbers below have been measured.
 _PART = 16  # 1/16 of the slots in memory is kept free for the rows of the next call
 # Rows that are read or written together: 768 KiB of rows of 192 bytes, and no more than _MOST_BYTES of wide
@@ -88,8 +91,8 @@ class DiskRowMemory(HostRowMemory):
         max_rows: Largest number of rows in memory and file together.
         host: Host memory of all tables. The rows may use what other tables leave free, and at least LEAST
             bytes.
-        own: Budget of disk space for the rows of all tables on disk. Its attribute `folder` is the folder of
-            the files.
+        own: Counts the memory that the rows of each table on disk take now. Its attribute `folder` is the
+            folder of the files.
     """
 
     def __init__(
@@ -250,9 +253,8 @@ class DiskRowMemory(HostRowMemory):
                 + self._disk.bytes_of(self._used()[0])
                 - self._own.charged(besides=self._table)
             )
-        # At least 2 Mi slots stay beyond the limit, for the rows that one call reads or adds, even where 1 <<
-        # 31 has cut off the 4 Mi of `__init__`.
-        self._limit = min(max(size, LEAST) // (self._row + _BESIDE) + 1, self._far - (1 << 21))
+        # These slots stay beyond the limit even where 1 << 31 has cut off the 4 Mi of `__init__`.
+        self._limit = min(max(size, LEAST) // (self._row + _BESIDE) + 1, self._far - _BEYOND)
         self._own.charge(self._table, self.resident_bytes)
 
     def near(self, ids: Ids) -> Iterator[slice]:
@@ -266,9 +268,9 @@ class DiskRowMemory(HostRowMemory):
         # sweep could choose rows that `look` has just found. How many rows the slice will read is not known
         # then, so `_make_room` takes the number of the last slice. If that was too small, the rows take slots
         # beyond the limit until the next slice. So a slice is limited, to a quarter of the slots (other parts
-        # were not compared). At least 256 for wide rows in little memory, since each slice costs several
-        # calls.
-        slice_rows = max(self._limit // 4, 256)
+        # were not compared) and to the slots beyond the limit. At least 256 for wide rows in little memory,
+        # since each slice costs several calls.
+        slice_rows = min(max(self._limit // 4, 256), _BEYOND)
         for start in range(0, len(ids), slice_rows):
             part = ids[start : start + slice_rows]
             self._make_room()

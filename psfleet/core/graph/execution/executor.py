@@ -253,7 +253,9 @@ class Executor:
         plan = self._plan(program, fetches)
         arrays = check_feed(program, plan.feeds, feed or {})
         run: ProgramRun | PipelinedRun
-        if plan.is_pipelined:
+        if (
+            plan.is_pipelined
+        ):  # which reads nothing ahead: `following` is only for steps of one process
             run = pipelined_step(program, plan, arrays, fetches, self.meter)
         else:
             _check_whole(program)

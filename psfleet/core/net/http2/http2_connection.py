@@ -49,6 +49,8 @@ class Http2Connection(FlowControl[S]):
 
     def greeting(self) -> bytes:
         """Return the first frames that this end sends: its settings, and the largest possible window."""
+        # Without ENABLE_PUSH, which only a client sends: psfleet's servers never push, and `check_frame` ends
+        # the connection to a server that does.
         settings = {
             frames.MAX_CONCURRENT_STREAMS: self._streams,
             frames.INITIAL_WINDOW: frames.LARGEST_WINDOW,

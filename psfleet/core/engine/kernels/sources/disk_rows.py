@@ -93,8 +93,8 @@ def fetch(d, ids, far, uses, there, live, owners, slots, places):
     that the caller must read the row to. Returns the number of reads.
     """
     # The index refers to the new slot before the row is read. That is safe, because the caller has the table
-    # to itself until `transfer` is done, and ends the process if the transfer fails. The caller has made sure
-    # that slots in memory are left, so NEXT_SLOT stays below `far`.
+    # to itself until `transfer` is done, and ends the process if the transfer fails. The caller gives no more
+    # ids than slots in memory are left (`DiskRowMemory.near`), so NEXT_SLOT stays below `far`.
     rows, stride, n = load_i64(d, ROWS), load_i64(d, STRIDE), 0
     rows_of_block = len(there) // len(live)
     for i in range(len(ids)):
