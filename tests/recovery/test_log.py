@@ -151,6 +151,30 @@ def test_a_failed_sync_ends_the_process(tmp_path: Path, step: str) -> None:
     assert "cannot be synced to disk: Invalid argument" in process.stderr
 
 
+def test_records_written_without_fsync_are_synced_before_others_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is started again with `log+fsync` builds on all files that the one before it has left."""
+    log = ServerLog(tmp_path / "log", HEADER)
+    log.forget()
+    log.append(10, [b"first"])
+    log.turn(1, 1, [])
+    log.append(10, [b"second"])
+    log.close()
+    again = ServerLog(tmp_path / "log", HEADER, fsync=True)
+    synced, sync = list[str](), os.fsync
+
+    def note(file: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "fdatasync", note)
+    assert len(list(again.recover())) == 3
+    assert sorted(synced) == ["log", "log.000001"]
+    again.close()
+
+
 def test_a_cut_that_is_given_up_is_gone_after_a_loss_of_power(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,9 +205,10 @@ class ServerLog:
                 f"its {torn:,} bytes are cut off"
             )
         self._cut_off(self._end)
-        # Records of the earlier process may be in the page cache only. New records build on them, so they
-        # must be as durable as the new ones.
+        # Records of the earlier process may be in the page cache only: also those of the files before this
+        # one, if that process had no fsync. New records build on them, so they must be as durable.
         if self._fsync:
+            self._sync_earlier_files()
             self._sync()
         self._synced = self._end
 
@@ -428,6 +429,15 @@ class ServerLog:
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
             self._end_process(f"log {str(self.path)!r} cannot be synced to disk", error)
+
+    def _sync_earlier_files(self) -> None:
+        """Wait until the files before the present one are on the disk. If that fails, end the process."""
+        for path in self.files.values():
+            if path != self.path:
+                try:
+                    files.sync(path)
+                except OSError as error:
+                    self._end_process(f"log {str(path)!r} cannot be synced to disk", error)
 
     def _end_process(self, failure: str, error: OSError) -> NoReturn:
         """End this process at once, because the file no longer certainly has what the log should have."""
