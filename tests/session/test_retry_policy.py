@@ -92,7 +92,7 @@ def test_a_push_that_came_too_early_is_sent_again_in_a_moment() -> None:
         after(retries, Later("wait"), 2.0)
 
 
-def test_an_answer_ends_an_outage() -> None:
+def test_a_reply_ends_an_outage() -> None:
     """A server that was away, answers "later" and is away again gets the whole time of an outage again."""
     retries, away = Retries(60.0, 3.0, PATIENCE, 0.0), ServerUnavailable("away")
     after(retries, away, 0.1)
