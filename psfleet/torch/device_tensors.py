@@ -24,7 +24,7 @@ _ID_TYPES = (torch.int64, torch.int32)  # the host path converts other types, or
 
 
 def table_gpu() -> torch.device:
-    """Return the GPU on which this process makes tables. Tests replace this function and the next."""
+    """Return the GPU that holds this process's tables. Tests replace this function and `stream_handle`."""
     from numba import cuda
 
     return torch.device("cuda", cuda.get_current_device().id)  # type: ignore[no-untyped-call]

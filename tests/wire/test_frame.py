@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from psfleet.core.base.errors import FrameError
 from psfleet.core.net import frame
 from psfleet.core.net.body import read_record, write_record
+from psfleet.core.net.protobuf_fields import ALIGNMENT
 from psfleet.core.net.v1.frame_pb2 import CONTENT_VALUES, Frame, Header, Segment
 from psfleet.core.net.v1.replica_pb2 import FollowReply
 
@@ -59,7 +60,7 @@ def test_decode_reads_what_stock_protobuf_writes(header: Header, payload: bytes)
 def test_the_payload_lies_aligned(header: Header) -> None:
     """The payload starts at a multiple of 8 in the message, so that arrays can be views."""
     message = frame.encode(header, [b"x" * 16])
-    assert message.index(b"x" * 16, len(message) - 16) % frame.ALIGNMENT == 0
+    assert message.index(b"x" * 16, len(message) - 16) % ALIGNMENT == 0
 
 
 def test_the_payload_is_a_view() -> None:
@@ -155,7 +156,7 @@ def test_a_reserved_message_is_an_encoded_one() -> None:
         message, payload = frame.reserve(Header(worker=worker), 24)
         payload[:] = content
         assert message == frame.encode(Header(worker=worker), [content])
-        assert payload.ctypes.data % frame.ALIGNMENT == 0
+        assert payload.ctypes.data % ALIGNMENT == 0
 
 
 LONG = 4 << 20
@@ -178,7 +179,7 @@ def test_what_protobuf_writes_is_read(number: int, kind: int, body: bytes, more:
     written = FollowReply(number=number, kind=kind, body=body, more=more)
     read, actual = read_record(written.SerializeToString())
     assert bytes(actual) == body
-    assert not body or np.frombuffer(actual, np.uint8).ctypes.data % frame.ALIGNMENT == 0
+    assert not body or np.frombuffer(actual, np.uint8).ctypes.data % ALIGNMENT == 0
     written.ClearField("body")
     assert read == written
 

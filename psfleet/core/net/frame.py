@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 
 from psfleet.core.base.errors import FrameError
 from psfleet.core.base.memory import unwritten_bytes
-from psfleet.core.net.protobuf_fields import ALIGNMENT, BYTES, field, next_field, opened
+from psfleet.core.net.protobuf_fields import BYTES, field, next_field, opened
 from psfleet.core.net.v1.frame_pb2 import Header
 
 __all__ = [
-    "ALIGNMENT",
     "MAX_HEADER",
     "MAX_MESSAGE",
     "decode",

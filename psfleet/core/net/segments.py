@@ -28,6 +28,7 @@ from psfleet.core.engine.runtime_interface import Gradient, Precision, Read
 from psfleet.core.engine.schema.table import TableSpec
 from psfleet.core.engine.shard.events import PartState
 from psfleet.core.net import frame
+from psfleet.core.net.protobuf_fields import ALIGNMENT
 from psfleet.core.net.protobuf_fields import field as field_bytes
 from psfleet.core.net.v1 import frame_pb2
 from psfleet.core.net.v1.frame_pb2 import Content, Header, Segment
@@ -135,8 +136,8 @@ def joined(
             size += array.nbytes
             # Each array by itself, because `copy_over` streams only arrays of that size.
             is_large = is_large or array.nbytes >= STREAM_FROM
-        if odd := size % frame.ALIGNMENT:
-            parts.append(bytes(frame.ALIGNMENT - odd))
+        if odd := size % ALIGNMENT:
+            parts.append(bytes(ALIGNMENT - odd))
     if is_large:
         return _streamed(header, parts, layout)
     return frame.encode(header, parts, layout)
@@ -371,7 +372,7 @@ class _Cursor:
     def finish(self) -> None:
         """Check that no bytes of the payload are left."""
         # The payload may be shorter than this: the last segment needs no padding.
-        self.at += -self.at % frame.ALIGNMENT
+        self.at += -self.at % ALIGNMENT
         if self.at < self._size:
             raise FrameError(f"the segments take {self.at} bytes of a payload of {self._size}")
 
@@ -390,7 +391,7 @@ def _segments(
         tables.add(table)
         # With a lane, segments may lie anywhere in the shared memory, which has one worker's tensors only.
         # `take` checks the bounds. Without a lane they follow each other.
-        cursor.at = segment.offset if has_lane else cursor.at + -cursor.at % frame.ALIGNMENT
+        cursor.at = segment.offset if has_lane else cursor.at + -cursor.at % ALIGNMENT
         yield segment, spec_of(table), cursor
     if not has_lane:  # else the memory also holds tensors of other calls, and space for the reply
         cursor.finish()

@@ -1,7 +1,8 @@
 """Decides on server 0 for the whole fleet: who is a member, when a collective ends, who gets which data.
 
-The coordinator is a pure state machine, like the shard: events in, outcomes out, without I/O, clock or
-threads. A change of members runs like this (a *view* is a numbered membership):
+The coordinator is a pure state machine, like the shard: events in, outcomes out, without clock, threads or
+I/O (except that it logs an unexpected error). A change of members runs like this (a *view* is a numbered
+membership):
 
     register, leave, look     a worker joins, leaves or falls silent: a change is wanted
     due -> Freeze             every server stops closing rounds and reports its state

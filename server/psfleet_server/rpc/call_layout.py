@@ -231,7 +231,7 @@ def _opening(
         precision = segments.PRECISIONS[form]
         header.segments.add(table=table, content=content, count=shape[0], precision=precision)
         start, end = end, end + CompressedValues.size_of(form, shape)
-        rooms.append((start, end, end := end + -end % frame.ALIGNMENT))
+        rooms.append((start, end, end := end + -end % ALIGNMENT))
     return frame.opening(header, end), rooms
 
 

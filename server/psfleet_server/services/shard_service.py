@@ -42,6 +42,7 @@ from psfleet.core.engine.shard.table_placement import dense_range
 from psfleet.core.engine.tables.dense import DenseTable
 from psfleet.core.net import frame, segments
 from psfleet.core.net.membership_messages import mode_fields
+from psfleet.core.net.protobuf_fields import ALIGNMENT
 from psfleet.core.net.segments import TensorRequest
 from psfleet.core.net.shared_memory import MemoryHandle
 from psfleet.core.net.table_messages import read_spec, write_evictions, write_spec
@@ -134,7 +135,7 @@ class PlainCalls:
             if has_lane and not payload:
                 generation &= _UNSIGNED  # the kernel's int64 back to the message's fixed64
                 plan = host.lanes.plan(worker, generation, encoded_segments, planner)
-            elif payload and not (has_lane or payload % frame.ALIGNMENT):
+            elif payload and not (has_lane or payload % ALIGNMENT):
                 plan = planner.plan_message(encoded_segments, size - payload)
                 base = address + payload
             if plan is None or plan.pushes != pushes or plan.pulls != pulls:

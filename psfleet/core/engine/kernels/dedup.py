@@ -49,8 +49,8 @@ _PLACES = np.arange(_FEW, dtype=np.uint32)  # codes of a short batch that repeat
 _PLACES.flags.writeable = False
 _scratch = threading.local()
 
-# Kernels of row_sums.py that batches use. Always loaded together: a module with only one of them would be
-# compiled and cached in addition.
+# Kernels of row_sums.py that batches use. Both are always loaded together, because a module with `merge`
+# alone would be compiled and cached in addition.
 _ROW_SUMS = "expand", "merge"
 
 Ids = NDArray[np.int64]

@@ -9,8 +9,8 @@ tables in a server, in a standby, at replay and in the embedded runtime. A handl
 the durable part of the change, and only then changes the shard. Changes that need not survive the process
 have no record: commits that come with pulls, marks of a snapshot, and the announcement of a view.
 
-The log and the shard must not differ. So whatever stops a change after its record *tears* the shard: it then
-refuses every event, until a new process has replayed the log.
+The log and the shard must not differ. So any error that stops a change after its record *tears* the shard: it
+then refuses every event, until a new process has replayed the log.
 """
 
 from types import TracebackType

@@ -62,8 +62,8 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _BESIDE = 9  # further bytes for each row in memory: 8 for its id, 1 for its use count
-# Slots that memory has beyond its limit, whatever the limit is: for the rows that one slice of a call reads
-# or adds before other rows leave memory. One row more would get a slot of the file.
+# Slots that memory always has beyond its limit, for the rows that one slice of a call reads or adds before
+# other rows leave memory. One row more would get a slot of the file.
 _BEYOND = 1 << 21
 # No other values of the numbers below have been measured.
 _PART = 16  # 1/16 of the slots in memory is kept free for the rows of the next call

@@ -1,4 +1,4 @@
-"""gRPC channels and servers of the control plane: how they are opened, with which options and why.
+"""gRPC channels and servers of the control plane: how they are opened, and the reasons for their options.
 
 Calls without tensors (joining, heartbeats, status ...) use these channels; calls with tensors use ../http2.
 Each option below has its reason beside it. relocations.py makes a channel follow a server that moves.

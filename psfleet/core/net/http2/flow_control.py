@@ -33,13 +33,13 @@ class _Unsent:
 
     Attributes:
         stream: Call that the message belongs to.
-        rest: Bytes that have not been sent.
+        remaining: Bytes that have not been sent.
         trailers: Header block to send after the bytes, or empty.
         end: True if the last DATA frame ends the stream.
     """
 
     stream: StreamState
-    rest: memoryview
+    remaining: memoryview
     trailers: bytes
     end: bool
 
@@ -187,16 +187,19 @@ class FlowControl(BufferedReader, Generic[S]):
         parts: list[Part] = []
         number = unsent.stream.number
         while (
-            len(unsent.rest)
+            len(unsent.remaining)
             and (sendable_bytes := min(self.window, unsent.stream.window, self._largest_frame)) > 0
         ):
-            part, unsent.rest = unsent.rest[:sendable_bytes], unsent.rest[sendable_bytes:]
+            part, unsent.remaining = (
+                unsent.remaining[:sendable_bytes],
+                unsent.remaining[sendable_bytes:],
+            )
             self.window -= len(part)
             unsent.stream.window -= len(part)
             # END_STREAM only on the last frame, and only if no trailers follow: they end the stream then.
-            flags = frames.END_STREAM if unsent.end and not len(unsent.rest) else 0
+            flags = frames.END_STREAM if unsent.end and not len(unsent.remaining) else 0
             parts += [frames.head(len(part), frames.DATA, flags, number), part]
-        whole = not len(unsent.rest)
+        whole = not len(unsent.remaining)
         if whole and unsent.end and not parts:  # an empty message
             parts.append(frames.head(0, frames.DATA, frames.END_STREAM, number))
         if whole and unsent.trailers:

@@ -335,20 +335,20 @@ def _records(parts: Sequence[Part]) -> list[Part]:
     Each record has its own encryption and overhead. Only records that consist of several parts are copied.
     """
     records: list[Part] = []
-    begun: list[Part] = []  # parts of a record that is not full yet
+    open_record: list[Part] = []  # parts of the record that is not full yet
     missing = _RECORD
     for part in parts:
         view = memoryview(part)
         if len(view) >= missing:
-            if begun:
-                records.append(b"".join([*begun, view[:missing]]))
-                view, begun, missing = view[missing:], [], _RECORD
+            if open_record:
+                records.append(b"".join([*open_record, view[:missing]]))
+                view, open_record, missing = view[missing:], [], _RECORD
             if whole := len(view) // _RECORD * _RECORD:
                 records.append(view[:whole])
                 view = view[whole:]
-        begun.append(view)
+        open_record.append(view)
         missing -= len(view)
-    return [*records, b"".join(begun)]
+    return [*records, b"".join(open_record)]
 
 
 def _check_stalled(deadline: float) -> None:

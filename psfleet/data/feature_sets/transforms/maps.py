@@ -1,4 +1,7 @@
-"""Transforms that replace values by those of a map: a fixed one (Lookup), or the sample's own (MapLookup)."""
+"""Transforms that replace values by those of a map.
+
+The map is fixed (Lookup), or each sample has one of its own (MapLookup).
+"""
 
 import itertools
 import json

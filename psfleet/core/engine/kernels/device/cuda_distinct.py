@@ -20,12 +20,12 @@ from numba import cuda, int64, uint32, uint64
 
 from psfleet.core.engine.kernels.device.cuda_arithmetic import mix
 
-NONE = uint64(0)  # of a free place in the hash table
+NONE = uint64(0)  # key of a free entry of the hash table
 
 
 @cuda.jit
 def claim(keys, mask, ids, n, entries, latest):
-    """Write the place of each id in the hash table `keys`, uint64 [mask + 2], 0 at first.
+    """Write the entry of each id in the hash table `keys`, uint64 [mask + 2], 0 at first.
 
     ids: uint64 [n]. entries: uint32 [n], written. latest: uint32 [mask + 2], 0 at first, written.
     """
@@ -33,12 +33,12 @@ def claim(keys, mask, ids, n, entries, latest):
         hash_ = mix(ids[i])
         entry = int64(0)
         if hash_ != NONE:
-            place = int64(hash_ & uint64(mask))
-            there = cuda.atomic.cas(keys, 1 + place, NONE, hash_)
-            while there != NONE and there != hash_:
-                place = (place + 1) & mask
-                there = cuda.atomic.cas(keys, 1 + place, NONE, hash_)
-            entry = 1 + place
+            position = int64(hash_ & uint64(mask))
+            found_hash = cuda.atomic.cas(keys, 1 + position, NONE, hash_)
+            while found_hash != NONE and found_hash != hash_:
+                position = (position + 1) & mask
+                found_hash = cuda.atomic.cas(keys, 1 + position, NONE, hash_)
+            entry = 1 + position
         entries[i] = uint32(entry)
         cuda.atomic.max(latest, entry, uint32(n - i))
 

@@ -95,8 +95,9 @@ class CudaArray:
 
     def view(self, dtype: DTypeLike) -> "CudaArray":
         """Return the memory of a flat array as values of another dtype."""
-        other = np.dtype(dtype)
-        return CudaArray(self.address, (self.nbytes // other.itemsize,), other, self._owner)
+        new_dtype = np.dtype(dtype)
+        length = self.nbytes // new_dtype.itemsize
+        return CudaArray(self.address, (length,), new_dtype, self._owner)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -165,7 +166,7 @@ class DeviceStream:
 
 
 class KernelLaunch:
-    """One kernel, compiled for the types of its arguments, with memory for the arguments of a launch.
+    """Launches a kernel on a stream: the compiled code, and memory for the arguments of the next launch.
 
     The driver copies the arguments before a launch returns, so the memory is free for the next one. Not
     thread-safe: each table has its own launches, which its lock guards.
@@ -190,13 +191,15 @@ class KernelLaunch:
         self._parameters = self._pointers.buffer_info()[0]
         starts = [0, *accumulate(counts)]
         self._writers = [
-            self._writer(*each)
-            for each in zip(arguments, self._types, starts, counts, strict=False)
+            self._writer(argument, kind, start, count)
+            for argument, kind, start, count in zip(
+                arguments, self._types, starts[:-1], counts, strict=True
+            )
         ]
         self._last: list[Any] = [None] * len(arguments)
 
     def _writer(self, argument: Any, kind: Any, start: int, count: int) -> tuple[Any, Any, Any]:
-        """Return what `fill` compares an argument with, memory for it, and its position there."""
+        """Return what `fill` compares an argument with, memory for it, and its positions there."""
         memory: Any = memoryview(self._words)
         if isinstance(argument, CudaArray):
             return argument.kind, memory, slice(start, start + count)
@@ -216,27 +219,26 @@ class KernelLaunch:
         for i, argument in enumerate(arguments):
             if argument is last[i]:
                 continue
-            kind, memory, place = self._writers[i]
+            kind, memory, positions = self._writers[i]
             if isinstance(argument, CudaArray):
                 words = argument.words
                 if words is last[i]:
                     continue
                 if argument.kind is not kind:
                     return False
-                memory[place] = words
-                last[i] = (
-                    words  # not the array itself, whose memory would stay as long as this launch
-                )
+                memory[positions] = words
+                # Not the array itself: it would keep its memory on the device as long as this launch exists.
+                last[i] = words
                 continue
             if type(argument) is not kind:
                 return False
             if kind is tuple:
-                if len(argument) != len(place):
+                if len(argument) != len(positions):
                     return False
-                for position, value in zip(place, argument, strict=True):
+                for position, value in zip(positions, argument, strict=True):
                     memory[position] = value
             else:
-                memory[place] = argument
+                memory[positions] = argument
             last[i] = argument
         return True
 

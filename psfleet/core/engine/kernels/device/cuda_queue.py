@@ -242,7 +242,7 @@ class Staging:
                 half.finish()
                 buffer = half.array(len(part), values.dtype)
                 copy_over(buffer, part)
-                # Making a view of the target takes longer than to find out that all of it is meant.
+                # Usually the whole target is written, and no view has to be made.
                 whole = len(part) == len(values)
                 target_part = target if whole else target[start : start + len(part)]
                 self.operations.write(target_part, buffer, stream)

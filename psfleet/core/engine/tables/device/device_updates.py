@@ -206,7 +206,7 @@ class DeviceRowUpdate:
         return initial_rows(ids, spec.dim, spec.initializer, spec.seed, spec.name)
 
     @property
-    def makes_rows(self) -> bool:
+    def initializes_on_device(self) -> bool:
         """True if initial values of rows are computed on the device."""
         return not self._on_host
 

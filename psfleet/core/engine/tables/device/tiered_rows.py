@@ -289,7 +289,7 @@ class TieredRowUpdate(RowUpdate):
     @override
     def can_share(self, count: int) -> bool:
         fits = self._memory.rows_for_device(count) == count and not len(self._memory.host)
-        return fits and self._device.makes_rows
+        return fits and self._device.initializes_on_device
 
     @override
     def pull_to_device(self, ids: DeviceArray, out: DeviceArray) -> bool:
